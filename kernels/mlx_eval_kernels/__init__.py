@@ -1,0 +1,7 @@
+"""Array functions of the evaluation engine: arrays in, arrays out. Knows mlx and nothing else of ours."""
+
+from mlx_eval_kernels.logprob import NO_TARGET as NO_TARGET
+from mlx_eval_kernels.logprob import LogProb as LogProb
+from mlx_eval_kernels.logprob import logprob as logprob
+
+__all__ = ["NO_TARGET", "LogProb", "logprob"]

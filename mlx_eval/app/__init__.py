@@ -1,0 +1,1 @@
+"""What joins models, harness and results into one job."""

@@ -1,0 +1,1 @@
+"""The side that faces lm-eval: the backend, presets and tasks. The only importer of lm_eval, when used."""

@@ -1,0 +1,441 @@
+"""`MLXEvalLM`, the backend that lm-eval calls: encodes requests, has the engine answer them, restores their order.
+
+Knows lm-eval's contract, the encoder and the engine; computes nothing itself. lm_eval is imported when the
+first backend is made: until then `MLXEvalLM` is a plain class, which then gains `TemplateLM` as a base.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import mlx.nn as nn
+
+from mlx_eval import config
+from mlx_eval.engine.decode import generate
+from mlx_eval.engine.plan import plan_scoring
+from mlx_eval.engine.score import Scorer
+from mlx_eval.engine.stops import Thinking
+from mlx_eval.errors import InvalidOptionError, MissingDependencyError
+from mlx_eval.harness.chat import ChatTemplate
+from mlx_eval.harness.encoding import Encoder, Pair, fit_prompt, fit_request, hf_tokenizer
+from mlx_eval.harness.gen_kwargs import parse_gen_kwargs, repeat_seed
+from mlx_eval.harness.progress import TokenProgress
+from mlx_eval.harness.statistics import RunStatistics
+from mlx_eval.models.load import wrap_tokenizer
+from mlx_eval.models.loaded import LoadedModel
+from mlx_eval.records import Generation, GenerationRequest, Score, ScoringRequest
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+logger = logging.getLogger(__name__)
+
+EncodedPair = tuple[tuple[str, str] | None, list[int], list[int]]
+"""lm-eval's (texts or None, context ids, continuation ids)."""
+
+
+class MLXEvalLM:
+    """lm-eval's model interface on an MLX model.
+
+    An instance is a `lm_eval.api.model.TemplateLM` and goes wherever lm-eval takes a model. Scores follow
+    lm-eval's Hugging Face backend: the same token ids, the same numbers.
+    """
+
+    backend = "causal"
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make an instance of the class with lm-eval's base mixed in."""
+        return object.__new__(bind(cls))
+
+    def __init__(
+        self,
+        model: LoadedModel | nn.Module,
+        tokenizer: Any = None,
+        batch_size: int | str = config.BATCH_SIZE,
+        max_length: int | None = None,
+        *,
+        max_gen_toks: int = config.MAX_GEN_TOKS,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
+        think_end_token: str | int | None = None,
+        enable_thinking: bool | None = None,
+        chat_template_args: Mapping[str, Any] | None = None,
+        seed: int = config.SEED,
+        device: str | None = None,
+        max_batch_size: int | None = None,
+    ) -> None:
+        """Wrap a model.
+
+        Args:
+            model: from `load_model` or `convert_torch`, or any mlx-lm model together with `tokenizer`.
+            tokenizer: a transformers tokenizer or mlx-lm's wrapper of one.
+            batch_size: rows computed together; "auto" is the default number.
+            max_length: context window in tokens; None: the model's own.
+            max_gen_toks: tokens generated where a task sets no limit.
+            add_bos_token: whether texts get a BOS; None: as the tokenizer does.
+            prefix_token_id: what stands for an empty context; None: BOS, else EOS.
+            think_end_token: text or id that closes a thinking section; None: the model's own, if it has one.
+            enable_thinking: passed to the chat template.
+            chat_template_args: further arguments of the chat template.
+            seed: for sampled generation where a task names none.
+            device: accepted because lm-eval passes one; MLX's default device is used.
+            max_batch_size: accepted because lm-eval passes one; `batch_size` is the ceiling.
+
+        Raises:
+            ImportError: lm_eval is not installed.
+            InvalidOptionError: a value that makes no sense.
+        """
+        super().__init__()
+        loaded = _as_loaded(model, tokenizer)
+        self.loaded = loaded
+        self.tokenizer = hf_tokenizer(loaded.tokenizer)
+        self._batch_size = _rows(batch_size)
+        self._max_length = loaded.max_length if max_length is None else max_length
+        if self._max_length < 2:
+            raise InvalidOptionError(f"max_length={self._max_length}: a window has at least 2 tokens")
+        self.max_gen_toks = max_gen_toks
+        self.seed = seed
+        self.statistics = RunStatistics()
+        self._encoder = Encoder(
+            loaded.tokenizer, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id
+        )
+        thinking_args = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        self._chat = ChatTemplate(loaded.tokenizer, {**(chat_template_args or {}), **thinking_args})
+        self._thinking = _thinking_of(loaded.tokenizer, think_end_token)
+
+    # ---------------------------------------------------------------- what lm-eval asks about the model
+
+    @property
+    def batch_size(self) -> int:
+        """Rows computed together."""
+        return self._batch_size
+
+    @property
+    def max_length(self) -> int:
+        """Context window in tokens."""
+        return self._max_length
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """The end-of-sequence id."""
+        eos: int | None = self.tokenizer.eos_token_id
+        return eos
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands for an empty context."""
+        return self._encoder.prefix_token_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Name of tokenizer, template and its arguments, for lm-eval's cache of requests."""
+        name = str(getattr(self.tokenizer, "name_or_path", "") or self.loaded.source)
+        return f"{name.replace('/', '__')}-{self._chat.digest()}"
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template's source, and from then on the template that is used, when there are several."""
+        return self._chat.select(chat_template)
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Write a conversation as the model's prompt."""
+        return self._chat.apply(chat_history, add_generation_prompt)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes into its results beside the model's name."""
+        return {
+            "model_num_parameters": self.loaded.num_parameters,
+            "model_dtype": self.loaded.dtype,
+            "model_quantization": self.loaded.quantization,
+            "model_fingerprint": self.loaded.fingerprint(),
+        }
+
+    # ---------------------------------------------------------------- encoding
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Ids of a text; BOS at most once."""
+        return self._encoder.encode(string, add_special_tokens)
+
+    def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ids."""
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        pair = self._encoder.pairs([(context, continuation)])[0]
+        return pair.context_ids, pair.continuation_ids
+
+    # ---------------------------------------------------------------- log-likelihood
+
+    def loglikelihood(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
+        """(log-probability, is greedy) of each continuation after its context, in nats."""
+        texts = [request.args for request in requests]
+        with self.statistics.timed("encode"):
+            pairs = self._encoder.pairs(texts)
+        self.statistics.note(
+            "one token spans context and continuation; the continuation was encoded alone",
+            sum(pair.joined for pair in pairs),
+        )
+        encoded: list[EncodedPair] = [
+            (text, pair.context_ids, pair.continuation_ids) for text, pair in zip(texts, pairs, strict=True)
+        ]
+        return self._loglikelihood_tokens(encoded, disable_tqdm=disable_tqdm)
+
+    def _loglikelihood_tokens(
+        self, requests: list[EncodedPair], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        self.statistics.requests["loglikelihood"] += len(requests)
+        answers: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+        scored: list[int] = []
+        fitted: list[ScoringRequest] = []
+        truncated = 0
+        for index, (_texts, context_ids, continuation_ids) in enumerate(requests):
+            if not continuation_ids:
+                self._remember("loglikelihood", requests[index][0], answers[index])
+                continue
+            request, lost = fit_request(Pair(context_ids, continuation_ids), self.max_length)
+            truncated += lost > 0
+            scored.append(index)
+            fitted.append(request)
+        self.statistics.note("the continuation has no tokens; scored 0", len(requests) - len(scored))
+        self.statistics.note(f"longer than {self.max_length} tokens; truncated on the left", truncated)
+
+        def answer(place: int, score: Score) -> None:
+            index = scored[place]
+            answers[index] = (score.logprob, score.is_greedy)
+            self._remember("loglikelihood", requests[index][0], answers[index])
+
+        self._score(fitted, answer, "loglikelihood", disable_tqdm)
+        return answers
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-probability of each whole text in nats, every token predicted once."""
+        self.statistics.requests["loglikelihood_rolling"] += len(requests)
+        with self.statistics.timed("encode"):
+            windows = [
+                self._encoder.rolling_windows(request.args[0], self.max_length) for request in requests
+            ]
+        owners = [index for index, own in enumerate(windows) for _ in own]
+        missing = [len(own) for own in windows]
+        totals = [0.0] * len(requests)
+        self.statistics.note("the text has no tokens; scored 0", missing.count(0))
+
+        def add(place: int, score: Score) -> None:
+            index = owners[place]
+            totals[index] += score.logprob
+            missing[index] -= 1
+            if missing[index] == 0:
+                self._remember("loglikelihood_rolling", requests[index].args, totals[index])
+
+        self._score([window for own in windows for window in own], add, "loglikelihood_rolling", disable_tqdm)
+        return totals
+
+    def _score(
+        self,
+        requests: Sequence[ScoringRequest],
+        on_score: Callable[[int, Score], None],
+        name: str,
+        disable_tqdm: bool,
+    ) -> None:
+        """Have the engine score requests, count what it costs."""
+        if not requests:
+            return
+        plan = plan_scoring(requests, self.batch_size)
+        statistics = self.statistics
+        statistics.tokens.update(naive=plan.naive_tokens, computed=plan.planned_tokens, padding=plan.padding)
+        statistics.forwards += len(plan.batches)
+        undefined = 0
+
+        def check(index: int, score: Score) -> None:
+            nonlocal undefined
+            undefined += math.isnan(score.logprob)
+            on_score(index, score)
+
+        with statistics.timed("score"), TokenProgress(name, plan.planned_tokens, disable_tqdm) as progress:
+            self._scorer.run(plan, requests, check, progress.add)
+        statistics.note("the log-probability is not a number; the model's weights may be damaged", undefined)
+
+    @functools.cached_property
+    def _scorer(self) -> Scorer:
+        return Scorer(self.loaded.model)
+
+    # ---------------------------------------------------------------- generation
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The text that the model continues each prompt with, up to the first stop sequence."""
+        self.statistics.requests["generate_until"] += len(requests)
+        asked = self._generation_requests([request.args for request in requests])
+        waiting: dict[GenerationRequest, list[int]] = {}
+        for index, request in enumerate(asked):
+            waiting.setdefault(request, []).append(index)
+        distinct = list(waiting)
+        answers = [""] * len(requests)
+        unfinished = 0
+
+        def answer(place: int, generation: Generation) -> None:
+            nonlocal unfinished
+            for index in waiting[distinct[place]]:
+                answers[index] = generation.text
+                unfinished += generation.unfinished_thinking
+                self._remember("generate_until", requests[index].args, generation.text)
+            self.statistics.tokens["generated"] += generation.num_tokens
+
+        self.statistics.tokens["prompt"] += sum(len(request.prompt_ids) for request in distinct)
+        limit = sum(request.max_tokens for request in distinct)
+        with (
+            self.statistics.timed("generate"),
+            TokenProgress("generate_until", limit, disable_tqdm, is_limit=True) as progress,
+        ):
+            generate(
+                self.loaded.model,
+                distinct,
+                batch_size=self.batch_size,
+                decode=self._encoder.decode,
+                eos_token_ids=frozenset(self.loaded.tokenizer.eos_token_ids),
+                on_generation=answer,
+                on_tokens=progress.add,
+                thinking=self._thinking,
+            )
+        self.statistics.note(
+            "the token limit came inside the thinking section; the answer is empty", unfinished
+        )
+        return answers
+
+    def _generation_requests(self, arguments: Sequence[tuple[str, dict[str, Any]]]) -> list[GenerationRequest]:
+        """Prompts with their limits, in the order asked."""
+        with self.statistics.timed("encode"):
+            prompts = self._encoder.prompts([text for text, _ in arguments])
+        eos_text = () if self.eot_token_id is None else (self.tokenizer.decode([self.eot_token_id]),)
+        repeats: dict[tuple[str, str], int] = {}
+        requests: list[GenerationRequest] = []
+        truncated = shortened = 0
+        for (text, gen_kwargs), ids in zip(arguments, prompts, strict=True):
+            options = parse_gen_kwargs(gen_kwargs, default_max_tokens=self.max_gen_toks, seed=self.seed)
+            prompt = fit_prompt(ids, options.max_tokens, self.max_length)
+            truncated += prompt.truncated_by > 0
+            shortened += prompt.max_tokens < options.max_tokens
+            sampling = options.sampling
+            if not sampling.is_greedy:
+                key = (text, json.dumps(gen_kwargs, sort_keys=True, default=str))
+                repeats[key] = repeats.get(key, -1) + 1
+                sampling = sampling.with_seed(repeat_seed(sampling.seed, repeats[key]))
+            requests.append(
+                GenerationRequest(
+                    prompt_ids=tuple(prompt.ids),
+                    max_tokens=prompt.max_tokens,
+                    stop=tuple(dict.fromkeys((*options.stop, *filter(None, eos_text)))),
+                    sampling=sampling,
+                    in_thinking=self._opens_thinking(text),
+                )
+            )
+        self.statistics.note("the prompt and its answer do not fit; prompt truncated on the left", truncated)
+        self.statistics.note("max_gen_toks is as large as the window; the answer's limit was lowered", shortened)
+        return requests
+
+    def _opens_thinking(self, prompt: str) -> bool:
+        start = self._thinking.start if self._thinking else None
+        return start is not None and prompt.rstrip().endswith(start)
+
+    def _remember(self, kind: str, arguments: Any, answer: Any) -> None:
+        """Tell lm-eval's response cache, when there is one."""
+        if arguments is not None:
+            self.cache_hook.add_partial(kind, arguments, answer)  # type: ignore[attr-defined]  # from lm_eval's LM
+
+    # ---------------------------------------------------------------- from lm-eval's command line
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> MLXEvalLM:
+        """Load a model as `--model_args pretrained=…,dtype=…` names it."""
+        from mlx_eval.harness.register import backend_from_arguments
+
+        extra = {key: value for key, value in (additional_config or {}).items() if value is not None}
+        return backend_from_arguments(cls, {**arg_dict, **extra})
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: dict[str, Any] | None = None
+    ) -> MLXEvalLM:
+        """Load a model as `--model_args pretrained=…,dtype=…` names it."""
+        from lm_eval.utils import simple_parse_args_string
+
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+
+@functools.cache
+def bind(cls: type) -> type:
+    """`cls` with lm-eval's `TemplateLM` as a further base.
+
+    Raises:
+        ImportError: lm_eval is not installed.
+    """
+    try:
+        from lm_eval.api.model import TemplateLM
+    except ImportError as error:
+        if error.name is not None and error.name.split(".")[0] != "lm_eval":
+            raise
+        raise MissingDependencyError("lm-eval", "MLXEvalLM", "harness") from error
+    if issubclass(cls, TemplateLM):
+        return cls
+    namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return types.new_class(cls.__name__, (cls, TemplateLM), exec_body=lambda body: body.update(namespace))
+
+
+def _as_loaded(model: LoadedModel | nn.Module, tokenizer: Any) -> LoadedModel:
+    if isinstance(model, LoadedModel):
+        if tokenizer is None:
+            return model
+        wrapped = wrap_tokenizer(tokenizer, model.config.get("eos_token_id"))
+        return LoadedModel(model.model, wrapped, model.config, model.source)
+    if not isinstance(model, nn.Module):
+        raise InvalidOptionError(
+            f"model is a {type(model).__name__}: give a LoadedModel from load_model(...) or an mlx-lm model"
+        )
+    if tokenizer is None:
+        raise InvalidOptionError("an mlx-lm model needs its tokenizer: MLXEvalLM(model, tokenizer)")
+    settings = vars(getattr(model, "args", types.SimpleNamespace()))
+    return LoadedModel(model, wrap_tokenizer(tokenizer, settings.get("eos_token_id")), settings, "in memory")
+
+
+def _rows(batch_size: int | str) -> int:
+    if isinstance(batch_size, str) and batch_size.split(":")[0] == "auto":
+        return config.BATCH_SIZE
+    try:
+        rows = int(batch_size)
+    except ValueError as error:
+        raise InvalidOptionError(f"batch_size={batch_size!r}: give a whole number or auto") from error
+    if rows < 1:
+        raise InvalidOptionError(f"batch_size={batch_size}: give at least 1")
+    return rows
+
+
+def _thinking_of(tokenizer: Any, end: str | int | None) -> Thinking | None:
+    """The markers of the model's thinking section, or those that the user names."""
+    own = None
+    if getattr(tokenizer, "has_thinking", False):
+        own = Thinking(tokenizer.think_start, tokenizer.think_end, tuple(tokenizer.think_end_tokens))
+    if end is None:
+        return own
+    hf = hf_tokenizer(tokenizer)
+    if isinstance(end, int) or end.isdigit():
+        ids = (int(end),)
+        text = hf.decode(list(ids))
+    else:
+        text = end
+        ids = tuple(hf.encode(end, add_special_tokens=False))
+    start = own.start if own is not None and own.end == text else None
+    return Thinking(start, text, ids)
+
+
+

@@ -1,0 +1,63 @@
+"""Makes `--model mlx` known to lm-eval, and reads its `--model_args`. Imports lm_eval when called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final
+
+from mlx_eval.errors import InvalidOptionError, unknown_name
+
+MODEL_NAME: Final = "mlx"
+LOADING: Final = ("dtype", "quantize", "dequantize", "tokenizer", "revision", "trust_remote_code")
+"""Arguments that go to `load_model`; all others go to `MLXEvalLM`."""
+
+
+def register() -> None:
+    """Register the backend under the name `mlx` in lm-eval's registry; more than once does no harm.
+
+    Raises:
+        ImportError: lm_eval is not installed.
+    """
+    from mlx_eval.harness.lm import MLXEvalLM, bind
+
+    backend = bind(MLXEvalLM)
+    import lm_eval.models  # noqa: F401  (the registry fills itself only while it is empty)
+    from lm_eval.api.registry import model_registry, register_model
+
+    if MODEL_NAME not in model_registry:
+        register_model(MODEL_NAME)(backend)
+
+
+def backend_from_arguments(cls: type, arguments: Mapping[str, Any]) -> Any:
+    """Load the model that `--model_args` names and wrap it.
+
+    Args:
+        cls: `MLXEvalLM` or a subclass.
+        arguments: `pretrained` (a path, a hub id or `demo`), what `load_model` takes, what `cls` takes.
+
+    Raises:
+        UnknownNameError: an argument that neither takes.
+        InvalidOptionError: no `pretrained`.
+    """
+    from mlx_eval.models.load import load_model
+
+    options = dict(arguments)
+    source = options.pop("pretrained", None)
+    if source is None:
+        raise InvalidOptionError("--model_args needs pretrained=MODEL: a directory, a .gguf file, a hub id or demo")
+    taken = [name for name in inspect.signature(cls).parameters if name not in ("model", "tokenizer")]
+    for name in options:
+        if name not in LOADING and name not in taken:
+            raise unknown_name("model argument", name, ("pretrained", *LOADING, *taken))
+    loading = {name: options.pop(name) for name in LOADING if name in options}
+    return cls(load_model(source, **loading), **options)
+
+
+def __getattr__(name: str) -> Any:
+    """`RegisteredLM`, for the entry point: the class exists only once lm_eval is imported."""
+    if name == "RegisteredLM":
+        from mlx_eval.harness.lm import MLXEvalLM, bind
+
+        return bind(MLXEvalLM)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Results: rows, tables and files. Knows numbers, no model."""
