@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 TASKS = Path(__file__).resolve().parent.parent / "mlx_eval" / "harness" / "demo_tasks"
 HELD_OUT_SHARE = 8
@@ -37,7 +37,10 @@ COLOURS = ("red", "blue", "green", "white", "black")
 FOODS = ("bread", "soup", "plums", "nuts")
 WEATHER = ("sunny", "cold", "rainy", "windy")
 MOODS = ("happy", "tired", "glad")
-SYSTEM_MESSAGES = ("You are a helpful assistant.", "Answer in one word.", "Read the story and answer.", "Be brief.")
+SYSTEM_MESSAGES = ("You are a helpful assistant.", "Answer in one word.", "Read the story.", "Be brief.")
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,11 @@ def story(rng: random.Random, *, held_out: bool) -> str:
     return on_side(held_out, lambda: _any_story(rng), lambda text: text)
 
 
+def stories(rng: random.Random, count: int, *, held_out: bool) -> str:
+    """So many stories, a line each."""
+    return "\n".join(story(rng, held_out=held_out) for _ in range(count))
+
+
 def _any_story(rng: random.Random) -> str:
     (one, two), (animal, other) = rng.sample(NAMES, 2), rng.sample(ANIMALS, 2)
     place, place_2 = rng.sample(PLACES, 2)
@@ -129,7 +137,7 @@ def _any_story(rng: random.Random) -> str:
         (f"One day {one} the {animal} went to the {place}.", f"{one} the {animal} was in the {place}.")
     )
     meeting = rng.choice(
-        (f"Then {two} the {other} came by.", f"Soon {one} met {two} the {other}.", f"{two} the {other} was there.")
+        (f"Then {two} the {other} came by.", f"Soon {one} met {two} the {other}.", f"{two} was there, too.")
     )
     optional = [
         f"It was a {rng.choice(WEATHER)} day.",
@@ -181,7 +189,7 @@ def document(rng: random.Random, max_bytes: int) -> Document:
     """One training document of about `max_bytes` at most; stories may be longer."""
     kind = rng.random()
     if kind < 0.2:
-        text = story(rng, held_out=False)
+        text = stories(rng, 1 + int(rng.random() < 0.4) * max_bytes // 200, held_out=False)
         return [Piece("<|bos|>" if rng.random() < 0.7 else ""), Piece(text), Piece("\n<|eos|>")]
     turns: list[tuple[str, str]] = []
     ask = prompt if rng.random() < 0.8 else _bare
@@ -231,19 +239,19 @@ def task_rows() -> dict[str, list[dict[str, Any]]]:
     rows: dict[str, list[dict[str, Any]]] = {}
     for split, held_out in (("train", False), ("test", True)):
         rng = random.Random(f"{TASK_SEED} {split}")
-        for kind in NUM_ROWS:
-            count = NUM_ROWS[kind] if held_out else NUM_EXAMPLES
+        for kind, num_rows in NUM_ROWS.items():
+            count = num_rows if held_out else NUM_EXAMPLES
             if kind == "texts" and not held_out:
                 continue  # perplexity has no few-shot form
             unique: dict[str, dict[str, Any]] = {}
             while len(unique) < count:
-                row = _row(kind, rng, held_out=held_out)
+                row = _row(kind, len(unique), rng, held_out=held_out)
                 unique.setdefault(json.dumps(row), row)
             rows[f"{kind}_{split}"] = list(unique.values())
     return rows
 
 
-def _row(kind: str, rng: random.Random, *, held_out: bool) -> dict[str, Any]:
+def _row(kind: str, index: int, rng: random.Random, *, held_out: bool) -> dict[str, Any]:
     if kind == "choice":
         told = facts(rng, 4, held_out=held_out)
         question = rng.choice(told.questions)
@@ -253,7 +261,8 @@ def _row(kind: str, rng: random.Random, *, held_out: bool) -> dict[str, Any]:
     if kind == "sums":
         question = sum_question(rng, held_out=held_out)
         return {"question": question.text, "answer": question.answer}
-    return {"text": story(rng, held_out=held_out)}
+    # every third text is longer than the model's window
+    return {"text": stories(rng, 4 if index % 3 == 2 else 1, held_out=held_out)}
 
 
 def main() -> None:

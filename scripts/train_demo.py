@@ -19,20 +19,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import mlx_eval.models  # first: it brings the BLAS in before mlx
+
+# isort: split
+import mlx.core as mx
+import mlx.optimizers as optim
 import numpy as np
 from demo_text import Document, documents
-
-import mlx_eval.models  # before mlx, for the sake of the BLAS  # isort: split
-import mlx.core as mx
-import mlx.nn as nn
-import mlx.optimizers as optim
+from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_eval.models.bytes import byte_tokenizer
 
 OUT = Path(mlx_eval.models.__file__).parent / "demo"
 SEED = 20
-STEPS = 1100
+STEPS = 1000
 WARMUP_STEPS = 40
 MUON_RATE = 0.02
 ADAM_RATE = 3e-3
@@ -162,8 +163,8 @@ def make_optimizer(steps: int) -> optim.MultiOptimizer:
     return optim.MultiOptimizer([muon, adam], [lambda path, array: "proj" in path])
 
 
-def train(steps: int, seed: int) -> tuple[nn.Module, list[str]]:
-    """Train from scratch; gives the model in float32 and the lines of the log."""
+def train(steps: int, seed: int) -> nn.Module:
+    """Train from scratch, in float32, and print the loss as it falls."""
     from mlx_lm.models.llama import Model, ModelArgs
 
     mx.random.seed(seed)
@@ -179,20 +180,20 @@ def train(steps: int, seed: int) -> tuple[nn.Module, list[str]]:
         return Loss(*loss)
 
     started = time.perf_counter()
-    log: list[str] = []
     recent: list[list[float]] = []
     for step, batch in zip(range(1, steps + 1), batches(seed), strict=False):
         loss = update(*batch)
         mx.eval(loss, state)
-        recent.append([part.item() for part in loss])
+        recent.append([float(part.item()) for part in loss])
         if step % 50 == 0 or step == steps:
             weighted, text, answers = np.mean(recent, axis=0)
             seconds = time.perf_counter() - started
-            line = f"{step:5d}  {seconds:5.0f} s  loss {weighted:.4f}  text {text:.4f}  answers {answers:.4f}"
-            print(line, flush=True)
-            log.append(line)
+            print(
+                f"{step:5d}  {seconds:5.0f} s  loss {weighted:.4f}  text {text:.4f}  answers {answers:.4f}",
+                flush=True,
+            )
             recent.clear()
-    return model, log
+    return model
 
 
 def save(model: nn.Module, out: Path) -> None:
@@ -220,9 +221,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=OUT, help="directory to write")
     options = parser.parse_args()
-    model, log = train(options.steps, options.seed)
-    save(model, options.out)
-    (options.out / "training.log").write_text("\n".join(log) + "\n", encoding="utf-8")
+    save(train(options.steps, options.seed), options.out)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,3 @@
 """What joins models, harness and results into one job."""
+
+import mlx_eval.models  # noqa: F401  (brings the BLAS in before mlx)

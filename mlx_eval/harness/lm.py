@@ -240,6 +240,11 @@ class MLXEvalLM:
         self._score([window for own in windows for window in own], add, "loglikelihood_rolling", disable_tqdm)
         return totals
 
+    def count_rolling_tokens(self, text: str) -> int:
+        """How many tokens `loglikelihood_rolling` predicts of a text."""
+        windows = self._encoder.rolling_windows(text, self.max_length)
+        return sum(len(window.continuation_ids) for window in windows)
+
     def _score(
         self,
         requests: Sequence[ScoringRequest],

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mlx_eval.errors import InvalidOptionError, unknown_name
@@ -52,6 +53,23 @@ def backend_from_arguments(cls: type, arguments: Mapping[str, Any]) -> Any:
             raise unknown_name("model argument", name, ("pretrained", *LOADING, *taken))
     loading = {name: options.pop(name) for name in LOADING if name in options}
     return cls(load_model(source, **loading), **options)
+
+
+def run_command_line(words: Sequence[str]) -> None:
+    """lm-eval's own command line, with `--model mlx` known.
+
+    Raises:
+        ImportError: lm_eval is not installed.
+    """
+    register()
+    from lm_eval.__main__ import cli_evaluate
+
+    before = sys.argv
+    sys.argv = ["lm-eval", *words]  # where lm-eval reads its arguments from
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before
 
 
 def __getattr__(name: str) -> Any:

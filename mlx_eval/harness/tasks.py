@@ -92,8 +92,9 @@ def resolve_tasks(names: str | Iterable[str], manager: TaskManager) -> list[str]
     found: dict[str, None] = {}
     for name in wanted:
         found.update(dict.fromkeys(_resolve_one(name, manager)))
-    _check_overlap(list(found), manager.task_index)
-    return list(found)
+    names_found = _without_members(list(found), manager.task_index, keep=frozenset(wanted))
+    _check_overlap(names_found, manager.task_index)
+    return names_found
 
 
 def describe_tasks(manager: TaskManager, names: str | Iterable[str] | None = None) -> list[TaskInfo]:
@@ -128,7 +129,8 @@ def _manager_class() -> type[TaskManager]:
         if (error.name or "").split(".")[0] != "lm_eval":
             raise
         raise MissingDependencyError("lm-eval", "finding tasks", "harness") from error
-    return TaskManager
+    manager: type[TaskManager] = TaskManager
+    return manager
 
 
 def _warn_of_broken_files(folder: Path) -> None:
@@ -174,7 +176,7 @@ def _resolve_one(name: str, manager: TaskManager) -> list[str]:
     matched = manager.match_tasks([name])
     if not matched:
         raise unknown_name("task", name, manager.all_tasks, LIST_HINT)
-    return _without_members(matched, manager.task_index)
+    return list(matched)
 
 
 def _task_files(name: str) -> list[str]:
@@ -230,9 +232,9 @@ def _is_group(name: str, index: Mapping[str, Any]) -> bool:
     return name in index and index[name].kind.name == "GROUP"
 
 
-def _without_members(names: list[str], index: Mapping[str, Any]) -> list[str]:
-    """`names` without those whose tasks are all in a larger group among them."""
-    tasks = {name: frozenset(_leaves(name, index)) for name in names}
+def _without_members(names: list[str], index: Mapping[str, Any], keep: frozenset[str]) -> list[str]:
+    """`names` without those whose tasks are all in a larger group among them, but for those in `keep`."""
+    tasks = {name: frozenset(_leaves(name, index) if name in index else [name]) for name in names}
     groups = [name for name in names if _is_group(name, index)]
     kept: list[str] = []
     for name in names:
@@ -241,7 +243,7 @@ def _without_members(names: list[str], index: Mapping[str, Any]) -> list[str]:
             for group in groups
             if group != name
         )
-        if not inside:
+        if name in keep or not inside:
             kept.append(name)
     return kept
 

@@ -18,7 +18,7 @@ from mlx_eval.errors import ModelError
 from mlx_eval.models.gguf_file import GGUFFile, Tensor
 from mlx_eval.models.gguf_rope import rope_config
 
-BLOCK_NAMES: Final[Mapping[str, str]] = {
+BLOCK_NAMES: Final[dict[str, str]] = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -29,11 +29,11 @@ BLOCK_NAMES: Final[Mapping[str, str]] = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-QK_NORM_NAMES: Final[Mapping[str, str]] = {
+QK_NORM_NAMES: Final[dict[str, str]] = {
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
 }
-SANDWICH_NAMES: Final[Mapping[str, str]] = {
+SANDWICH_NAMES: Final[dict[str, str]] = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -181,8 +181,8 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     """
     architecture = architecture_of(file)
     heads = _own(file, "attention.head_count")
-    theta_key = f"{file.architecture}.rope.freq_base"
-    config = {
+    theta = file.number(f"{file.architecture}.rope.freq_base", architecture.theta)
+    config: dict[str, Any] = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
         "hidden_size": _own(file, "embedding_length"),
@@ -194,11 +194,11 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
         "rms_norm_eps": file.number(f"{file.architecture}.attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": _own(file, "context_length"),
         "vocab_size": _vocab_size(file),
-        "rope_theta": file.number(theta_key, architecture.theta),
+        "rope_theta": theta,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "hidden_act": "silu",
     }
-    scaling = rope_config(file, config["rope_theta"], config["head_dim"])
+    scaling = rope_config(file, theta, head_dim(file))
     if scaling is not None:
         config["rope_scaling"] = scaling
     return config | architecture.keys(file)

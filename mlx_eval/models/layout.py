@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 from mlx.utils import tree_flatten
 
 from mlx_eval.errors import ModelError
@@ -24,7 +24,7 @@ HEAD_NAMES = ("lm_head.weight", "embed_out.weight")
 EMBEDDING_NAMES = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
 
 BASE_PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox."}
-"""What transformers puts before the names of the model below the head, where mlx-lm's module says otherwise."""
+"""What transformers puts before the names below the head, where mlx-lm's module says otherwise."""
 
 SAME_LAYOUT = frozenset(
     {
@@ -69,6 +69,11 @@ _FIXED_IN_MLX: dict[str, dict[str, tuple[Any, ...]]] = {
 """Configuration values that mlx-lm's module does not read: it computes these whatever is written."""
 
 
+def named_arrays(model: Any) -> dict[str, mx.array]:
+    """The parameters of an mlx-lm model by their dotted names."""
+    return dict(tree_flatten(model.parameters()))
+
+
 def mlx_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a Hugging Face configuration with the keys that mlx-lm's modules read.
 
@@ -81,6 +86,9 @@ def mlx_config(config: Mapping[str, Any]) -> dict[str, Any]:
     _flatten_rope(config)
     if config.get("model_type") == "gemma3_text":
         _name_sliding_pattern(config)
+    if config.get("model_type") == "gpt2":
+        # transformers 5 no longer writes the second name of the same number
+        _set_unless_given(config, "n_ctx", config.get("n_positions"))
     for key, allowed in _FIXED_IN_MLX.get(str(config.get("model_type")), {}).items():
         value = config.get(key)
         if value is not None and value not in allowed:
@@ -134,17 +142,18 @@ def _name_sliding_pattern(config: dict[str, Any]) -> None:
     config["sliding_window_pattern"] = pattern
 
 
-def published_names(
-    model_type: str, names: Collection[str], parameters: Iterable[str]
-) -> dict[str, str]:
+def published_names(model_type: str, names: Collection[str], parameters: Iterable[str]) -> dict[str, str]:
     """Each name with the one that mlx-lm's `sanitize` takes, which is the one on the hub.
 
     Args:
         model_type: Hugging Face's `model_type`.
         names: Hugging Face's names, with or without the base model's prefix (`model.`), or with one more
-            prefix before it where the model is a part of another module.
+            prefix before it where the model is a part of another module. Those of mlx-lm's model stay.
         parameters: The names in mlx-lm's model.
     """
+    parameters = set(parameters)
+    if any(name in parameters for name in names if name not in HEAD_NAMES):
+        return {name: name for name in names}
     base = BASE_PREFIXES.get(model_type) or _common_prefix(parameters)
     current = {name: name for name in names}
     while prefix := _outer_prefix(current.values(), base):
@@ -200,7 +209,7 @@ def hugging_face_weights(model: nn.Module, model_type: str) -> dict[str, mx.arra
             f"known are {', '.join(sorted(SAME_LAYOUT | set(BASE_PREFIXES)))}"
         )
     weights = {}
-    for parameter, array in tree_flatten(model.parameters()):
+    for parameter, array in named_arrays(model).items():
         name = hugging_face_name(model_type, parameter)
         transposed = model_type == "gpt2" and _GPT2_TRANSPOSED.fullmatch(name) is not None
         weights[name] = array.T if transposed else array

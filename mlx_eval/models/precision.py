@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 
 from mlx_eval.config import QUANTIZATION_GROUP_SIZE
 from mlx_eval.errors import InvalidOptionError, ModelError, unknown_name
+from mlx_eval.models.layout import named_arrays
 from mlx_eval.models.runtime import device
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
@@ -76,7 +77,7 @@ def apply_precision(
         _cast(model, target)
     if quantize is not None and (dequantize or not was_quantized):
         _quantize(model, quantize)
-    mx.eval(model.parameters())
+    mx.eval(named_arrays(model))
     return _describe(model, config, changed=dequantize or quantize is not None)
 
 
@@ -92,9 +93,7 @@ def check_precision(*, dtype: str | None, quantize: int | None, dequantize: bool
     if quantize is None:
         return
     if isinstance(quantize, bool) or quantize not in BITS:
-        raise InvalidOptionError(
-            f"--quantize {quantize}: MLX quantises to {', '.join(map(str, BITS))} bits"
-        )
+        raise InvalidOptionError(f"--quantize {quantize}: MLX quantises to {', '.join(map(str, BITS))} bits")
     if dequantize:
         raise InvalidOptionError("--quantize and --dequantize contradict each other: give one of them")
 
@@ -109,13 +108,13 @@ def is_quantized(model: nn.Module) -> bool:
     return any(True for _ in _quantized_layers(model))
 
 
-def _quantized_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+def _quantized_layers(model: Any) -> Iterator[tuple[str, Any]]:
     for path, module in model.named_modules():
         if isinstance(getattr(module, "bits", None), int) and "scales" in module:
             yield path, module
 
 
-def _is_quantized_to(model: nn.Module, bits: int) -> bool:
+def _is_quantized_to(model: Any, bits: int) -> bool:
     """Whether each layer that could be quantised is, to `bits` or to what its model asks for instead."""
     return not any(_quantizable(model, bits)) and any(
         layer.bits == bits for _, layer in _quantized_layers(model)
@@ -125,14 +124,14 @@ def _is_quantized_to(model: nn.Module, bits: int) -> bool:
 # --- quantised to plain ---------------------------------------------------------------------------
 
 
-def _dequantize(model: nn.Module, target: mx.Dtype | None) -> None:
+def _dequantize(model: Any, target: mx.Dtype | None) -> None:
     for path in [path for path, _ in _quantized_layers(model)]:
         plain = _plain_layer(path, _module_at(model, path), target)
         mx.eval(plain.parameters())
         model.update_modules(tree_unflatten([(path, plain)]))
 
 
-def _module_at(model: nn.Module, path: str) -> Any:
+def _module_at(model: Any, path: str) -> Any:
     """The layer at a dotted path. Asked for one at a time: a list of all would keep the old arrays alive."""
     found: Any = model
     for part in path.split("."):
@@ -140,7 +139,7 @@ def _module_at(model: nn.Module, path: str) -> Any:
     return found
 
 
-def _plain_layer(path: str, layer: Any, target: mx.Dtype | None) -> nn.Module:
+def _plain_layer(path: str, layer: Any, target: mx.Dtype | None) -> Any:
     """The layer with its weights written out, in `target` or the type of its scales.
 
     For float32 the scales are float32 before the product: half-precision scales would round each weight.
@@ -157,7 +156,7 @@ def _plain_layer(path: str, layer: Any, target: mx.Dtype | None) -> nn.Module:
         layer.bits,
         layer.mode,
         dtype=result,
-        **_tensor_scale(layer),
+        global_scale=_tensor_scale(layer),
     )
     plain = _empty_plain_layer(path, layer, weight)
     plain["weight"] = weight
@@ -167,43 +166,38 @@ def _plain_layer(path: str, layer: Any, target: mx.Dtype | None) -> nn.Module:
     return plain
 
 
-def _tensor_scale(layer: Any) -> dict[str, mx.array]:
-    """The further scale of an nvfp4 tensor, one for each expert, where there is one."""
-    scale = layer.get("global_scale")
-    if scale is None:
-        return {}
-    if scale.size > 1:
+def _tensor_scale(layer: Any) -> mx.array | None:
+    """The further scale of an nvfp4 tensor, where there is one."""
+    scale: mx.array | None = layer.get("global_scale")
+    if scale is not None and scale.size > 1:
         raise ModelError("a layer with one nvfp4 scale an expert cannot be de-quantised: keep it quantised")
-    return {"global_scale": scale}
+    return scale
 
 
-def _empty_plain_layer(path: str, layer: Any, weight: mx.array) -> nn.Module:
+def _empty_plain_layer(path: str, layer: Any, weight: mx.array) -> Any:
     """A layer of the class that `layer` was quantised from; its random weights are never evaluated."""
     from mlx_lm.models.mla import MultiLinear, QuantizedMultiLinear
     from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-    reversed_shape = weight.shape[::-1]
+    *num_experts, num_out, num_in = weight.shape
+    bias = "bias" in layer
     if isinstance(layer, nn.QuantizedLinear):
-        return nn.Linear(*reversed_shape, bias="bias" in layer)
+        return nn.Linear(num_in, num_out, bias=bias)
     if isinstance(layer, nn.QuantizedEmbedding):
-        return nn.Embedding(*weight.shape)
+        return nn.Embedding(num_out, num_in)
     if isinstance(layer, QuantizedSwitchLinear):
-        return _as_module(SwitchLinear(*reversed_shape, bias="bias" in layer))
+        return SwitchLinear(num_in, num_out, num_experts[0], bias=bias)
     if isinstance(layer, QuantizedMultiLinear):
-        return _as_module(MultiLinear(*reversed_shape))
+        return MultiLinear(num_in, num_out, num_experts[0])
     raise ModelError(
         f"{path} is a {type(layer).__name__}, which cannot be de-quantised: keep the model quantised"
     )
 
 
-def _as_module(module: Any) -> nn.Module:
-    return module if isinstance(module, nn.Module) else nn.Module()
-
-
 # --- type -----------------------------------------------------------------------------------------
 
 
-def _cast(model: nn.Module, target: mx.Dtype) -> None:
+def _cast(model: Any, target: mx.Dtype) -> None:
     """Bring the floating-point parameters to `target`, but those that the model wants to keep."""
     wanted: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _: True)
     for path, module in model.named_modules():
@@ -231,11 +225,13 @@ def _cast_array(value: Any, target: mx.Dtype) -> Any:
 # --- plain to quantised ---------------------------------------------------------------------------
 
 
-def _quantizable(model: nn.Module, bits: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _quantizable(model: Any, bits: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Paths of the layers to quantise, with what `to_quantized` is to be told. Its default mode is affine."""
     choose = getattr(model, "quant_predicate", None)
-    leaves = tree_flatten(model.leaf_modules(), is_leaf=lambda value: isinstance(value, nn.Module))
-    for path, layer in leaves:
+    leaves: dict[str, Any] = dict(
+        tree_flatten(model.leaf_modules(), is_leaf=lambda value: isinstance(value, nn.Module))
+    )
+    for path, layer in leaves.items():
         if not hasattr(layer, "to_quantized") or not mx.issubdtype(layer.weight.dtype, mx.floating):
             continue
         row = layer.weight.shape[-1]
@@ -252,7 +248,7 @@ def _quantizable(model: nn.Module, bits: int) -> Iterator[tuple[str, dict[str, A
             yield path, params
 
 
-def _quantize(model: nn.Module, bits: int) -> None:
+def _quantize(model: Any, bits: int) -> None:
     for path, params in list(_quantizable(model, bits)):
         quantized = _module_at(model, path).to_quantized(**params)
         mx.eval(quantized.parameters())
@@ -262,30 +258,28 @@ def _quantize(model: nn.Module, bits: int) -> None:
 # --- configuration --------------------------------------------------------------------------------
 
 
-def _describe(model: nn.Module, config: Mapping[str, Any], *, changed: bool) -> dict[str, Any]:
+def _describe(model: Any, config: Mapping[str, Any], *, changed: bool) -> dict[str, Any]:
     """`config` with the keys for type and quantisation as the model now has them."""
-    config = copy.deepcopy(dict(config))
-    if changed or ("quantization" not in config and is_quantized(model)):
-        for part in (config, config.get("text_config")):
+    described: dict[str, Any] = copy.deepcopy(dict(config))
+    if changed or ("quantization" not in described and is_quantized(model)):
+        for part in (described, described.get("text_config")):
             if isinstance(part, dict):
                 part.pop("quantization", None)
                 part.pop("quantization_config", None)
         if quantization := _quantization_config(model):
-            config["quantization"] = quantization
-            config["quantization_config"] = copy.deepcopy(quantization)
+            described["quantization"] = quantization
+            described["quantization_config"] = copy.deepcopy(quantization)
     dtype = _most_common_dtype(model)
     if dtype is not None:
-        config["torch_dtype"] = dtype
-        if "dtype" in config:
-            config["dtype"] = dtype
-    return config
+        described["torch_dtype"] = dtype
+        if "dtype" in described:
+            described["dtype"] = dtype
+    return described
 
 
-def _quantization_config(model: nn.Module) -> dict[str, Any]:
+def _quantization_config(model: Any) -> dict[str, Any]:
     """What most quantised layers have, then those that differ by their path, as mlx-lm writes it."""
-    kinds = {
-        path: (layer.group_size, layer.bits, layer.mode) for path, layer in _quantized_layers(model)
-    }
+    kinds = {path: (layer.group_size, layer.bits, layer.mode) for path, layer in _quantized_layers(model)}
     if not kinds:
         return {}
     usual = Counter(kinds.values()).most_common(1)[0][0]
@@ -297,9 +291,9 @@ def _quantization_config(model: nn.Module) -> dict[str, Any]:
     return described
 
 
-def _most_common_dtype(model: nn.Module) -> str | None:
+def _most_common_dtype(model: Any) -> str | None:
     sizes: Counter[str] = Counter()
-    for _, array in tree_flatten(model.parameters()):
+    for array in named_arrays(model).values():
         if mx.issubdtype(array.dtype, mx.floating):
             sizes[str(array.dtype).removeprefix("mlx.core.")] += array.size
     return sizes.most_common(1)[0][0] if sizes else None

@@ -13,18 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_flatten
+from mlx import nn
 
-from mlx_eval.errors import InvalidOptionError, ModelError, nearest_names
+from mlx_eval.errors import InvalidOptionError, ModelError
 from mlx_eval.models import huggingface
-from mlx_eval.models.layout import (
-    EMBEDDING_NAMES,
-    HEAD_NAMES,
-    hugging_face_name,
-    mlx_config,
-    published_names,
-)
+from mlx_eval.models.fit import sanitized, settle_head
+from mlx_eval.models.layout import mlx_config, named_arrays, published_names
 from mlx_eval.models.load import wrap_tokenizer
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.models.precision import apply_precision, check_precision
@@ -37,13 +31,6 @@ NameMap = Mapping[str, str | None] | Callable[[str], str | None]
 
 WRAPPER_PARTS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """What torch.compile, FSDP and activation checkpointing put into names."""
-BUFFERS = re.compile(
-    r"(^|\.)(\w*inv_freq|rotary\w*\.\w+|rope\.\w+|\w*freqs?_(cis|cos|sin)|freqs|(cos|sin)(_cached|_cache)?"
-    r"|\w*mask|masked_bias|position_ids|_extra_state)$"
-)
-"""Tensors that modules keep and that are no weights, by name, for a state dict that does not say it."""
-NUM_NAMED = 3
-"""Tensors that an error message names."""
 SCALARS = (str, int, float, bool, list, tuple, dict)
 
 
@@ -85,16 +72,14 @@ def convert_torch(
     settings = mlx_config(_configuration(config))
     tensors = _state_dict(model_or_state_dict)
     own_names = _hugging_face_names(tensors, name_map)
-    published = published_names(
-        settings["model_type"], list(own_names), _parameters(_new_model(settings))
-    )
+    published = published_names(settings["model_type"], list(own_names), named_arrays(_new_model(settings)))
     own = {new: own_names[name] for name, new in published.items()}
     weights = {name: _to_array(own_name, tensors[own_name]) for name, own_name in own.items()}
     del tensors
-    _settle_head(settings, weights)
+    settle_head(settings, weights)
     model = _new_model(settings)
     buffers = _buffer_names(model_or_state_dict)
-    arrays = _sanitized(model, settings, weights, own, buffers)
+    arrays = sanitized(model, settings, weights, own, buffers)
     model.load_weights(list(arrays.items()), strict=True)
     model.eval()
     del weights, arrays
@@ -139,21 +124,38 @@ def _new_model(config: dict[str, Any]) -> nn.Module:
     return model
 
 
-def _parameters(model: nn.Module) -> dict[str, mx.array]:
-    return dict(tree_flatten(model.parameters()))
-
-
 def _tokenizer(tokenizer: Any, config: Mapping[str, Any]) -> TokenizerWrapper:
     if tokenizer is None:
-        from mlx_eval.models.bytes import byte_tokenizer_for
-
-        tokenizer = byte_tokenizer_for(config)
+        tokenizer = _byte_tokenizer(config)
     elif isinstance(tokenizer, str | Path):
         directory = Path(tokenizer).expanduser()
         if not directory.is_dir():
             raise ModelError(f"tokenizer={str(tokenizer)!r}: there is no such directory")
         return huggingface.read_tokenizer(directory, dict(config), trust_remote_code=False)
     return wrap_tokenizer(tokenizer, config.get("eos_token_id"))
+
+
+def _byte_tokenizer(config: Mapping[str, Any]) -> Any:
+    """Ids 0 to 255 are bytes; the configuration's special ids count where they lie above."""
+    from mlx_eval.models.bytes import NUM_BYTES, byte_tokenizer
+
+    vocab_size = config["vocab_size"]
+    if vocab_size < NUM_BYTES:
+        raise ModelError(
+            f"vocab_size is {vocab_size}, too small for bytes: give a transformers tokenizer or a directory"
+        )
+
+    def special_id(key: str) -> int | None:
+        value = config.get(key)
+        value = value[0] if isinstance(value, list | tuple) and value else value
+        return value if isinstance(value, int) and NUM_BYTES <= value < vocab_size else None
+
+    return byte_tokenizer(
+        vocab_size=vocab_size,
+        bos_token_id=special_id("bos_token_id"),
+        eos_token_id=special_id("eos_token_id"),
+        pad_token_id=special_id("pad_token_id"),
+    )
 
 
 # --- tensors --------------------------------------------------------------------------------------
@@ -163,14 +165,12 @@ def _state_dict(source: Any) -> dict[str, Any]:
     """The tensors of a module or state dict by their own names."""
     found = source.state_dict() if hasattr(source, "state_dict") else source
     if not isinstance(found, Mapping):
-        raise ModelError(
-            f"a PyTorch module or its state dict is wanted, this is a {type(source).__name__}"
-        )
+        raise ModelError(f"a PyTorch module or its state dict is wanted, this is a {type(source).__name__}")
     nested = [key for key, value in found.items() if isinstance(value, Mapping)]
     if nested:
         raise ModelError(
             f"this dictionary is a whole checkpoint, not a state dict: give the part that holds the tensors "
-            f"(it has {', '.join(map(repr, nested[:NUM_NAMED]))})"
+            f"(it has {', '.join(map(repr, nested[:3]))})"
         )
     tensors = {str(name): value for name, value in found.items() if hasattr(value, "detach")}
     if not tensors:
@@ -227,9 +227,7 @@ def _lookup(name_map: Mapping[str, str | None]) -> Callable[[str], str | None]:
     for pattern, source, target in patterns:
         unknown = set(re.findall(r"\{(\w+)\}", target or "")) - set(pattern.groupindex)
         if unknown:
-            raise InvalidOptionError(
-                f"name_map: {target!r} has {{{unknown.pop()}}}, which {source!r} lacks"
-            )
+            raise InvalidOptionError(f"name_map: {target!r} has {{{unknown.pop()}}}, which {source!r} lacks")
 
     def rename(name: str) -> str | None:
         if name in name_map:
@@ -254,140 +252,3 @@ def _pattern(source: str) -> re.Pattern[str]:
         else:
             text += f"(?P={part})" if f"(?P<{part}>" in text else rf"(?P<{part}>\d+)"
     return re.compile(text)
-
-
-# --- tied embeddings ------------------------------------------------------------------------------
-
-
-def _settle_head(config: dict[str, Any], weights: dict[str, mx.array]) -> None:
-    """Make `tie_word_embeddings` say what the tensors say, and leave out a head that is the embedding.
-
-    A mapping without the key means untied to transformers' Llama and tied to mlx-lm's: the tensors decide.
-    """
-    head = next((name for name in HEAD_NAMES if name in weights), None)
-    embedding = next((name for name in weights if name.endswith(EMBEDDING_NAMES)), None)
-    tied = config.get("tie_word_embeddings")
-    has_own_head = config["model_type"] == "gpt_neox"
-    if head is None:
-        if tied is None:
-            config["tie_word_embeddings"] = tied = True
-        if tied and has_own_head and embedding is not None:
-            # mlx-lm's module has no tied form: the head is a copy, which is what the configuration then says
-            weights["embed_out.weight"] = weights[embedding]
-            config["tie_word_embeddings"] = False
-        return
-    same = embedding is not None and _equal(weights[head], weights[embedding])
-    if tied and not same:
-        raise ModelError(
-            f"the configuration says tie_word_embeddings, but {head} differs from the embedding: "
-            "set tie_word_embeddings to False, or leave the head out"
-        )
-    if has_own_head:
-        config["tie_word_embeddings"] = False
-    elif tied or (tied is None and same):
-        config["tie_word_embeddings"] = True
-        del weights[head]
-    else:
-        config["tie_word_embeddings"] = False
-
-
-def _equal(first: mx.array, second: mx.array) -> bool:
-    return first.shape == second.shape and bool(mx.array_equal(first, second).item())
-
-
-# --- what fits and what does not ------------------------------------------------------------------
-
-
-def _sanitized(
-    model: nn.Module,
-    config: Mapping[str, Any],
-    weights: Mapping[str, mx.array],
-    own: Mapping[str, str],
-    buffers: frozenset[str],
-) -> dict[str, mx.array]:
-    """`weights` under mlx-lm's names, checked against the model's parameters.
-
-    Args:
-        own: The caller's name of each weight.
-        buffers: The caller's names of tensors that are no parameters.
-    """
-    arrays = dict(weights)
-    if hasattr(model, "sanitize"):
-        try:
-            arrays = model.sanitize(arrays)
-        except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
-            raise ModelError(
-                f"these tensors do not make up a model of type {config['model_type']}: "
-                f"{type(error).__name__} {error}; name_map gives them Hugging Face's names"
-            ) from error
-    expected = _parameters(model)
-    # sanitize passes most arrays on as they are: the object tells where a renamed one came from
-    origin = {id(array): own[name] for name, array in weights.items() if name in own}
-    unknown: dict[str, str] = {}
-    for name in [name for name in arrays if name not in expected]:
-        own_name = origin.get(id(arrays[name]), name)
-        array = arrays.pop(name)
-        is_weight = mx.issubdtype(array.dtype, mx.floating) and not BUFFERS.search(own_name)
-        if is_weight and own_name not in buffers:
-            unknown[own_name] = name
-    missing = [
-        hugging_face_name(config["model_type"], name) for name in expected if name not in arrays
-    ]
-    if unknown or missing:
-        raise ModelError(_misfit(config, list(unknown), missing))
-    _check_shapes(arrays, expected, config)
-    return arrays
-
-
-def _check_shapes(
-    arrays: Mapping[str, mx.array], expected: Mapping[str, mx.array], config: Mapping[str, Any]
-) -> None:
-    model_type = config["model_type"]
-    wrong = [name for name, array in arrays.items() if array.shape != expected[name].shape]
-    if wrong:
-        first = [
-            f"{hugging_face_name(model_type, name)} is {arrays[name].shape}, not {expected[name].shape}"
-            for name in wrong
-        ]
-        turned = all(arrays[name].shape == expected[name].shape[::-1] for name in wrong)
-        advice = "transpose them: a linear weight is [out, in]" if turned else "correct the configuration"
-        raise ModelError(f"tensors do not have the shapes of the configuration: {_some(first)}; {advice}")
-    integers = [name for name, array in arrays.items() if not mx.issubdtype(array.dtype, mx.floating)]
-    if integers:
-        raise ModelError(
-            f"tensors hold whole numbers instead of floating-point weights: {_some(integers)}; "
-            "load the PyTorch model without quantisation"
-        )
-
-
-def _misfit(config: Mapping[str, Any], unknown: list[str], missing: list[str]) -> str:
-    """One line: which tensors have no place, which are missing, what to do."""
-    parts = []
-    if unknown:
-        parts.append(f"no place in a model of type {config['model_type']} for {_some(unknown)}")
-    if missing:
-        parts.append(f"missing {_some(missing)}")
-    return f"the tensors do not fit: {'; '.join(parts)}; {_advice(unknown, missing)}"
-
-
-def _advice(unknown: list[str], missing: list[str]) -> str:
-    text = " ".join(unknown)
-    if re.search(r"lora_|\.base_layer\.", text):
-        return "merge the adapter into the model before (merge_and_unload)"
-    if re.search(r"\.(absmax|quant_map|SCB|qweight|qzeros)\b", text):
-        return "load the PyTorch model without quantisation"
-    if re.search(r"qkv|in_proj|c_attn|query_key_value|gate_up|w13", text, re.IGNORECASE):
-        return "split fused projections before (q_proj, k_proj, v_proj; gate_proj, up_proj) in a state dict"
-    if not unknown and all(name.endswith(HEAD_NAMES) for name in missing):
-        return "give the model with its head, or set tie_word_embeddings to True in the configuration"
-    if not missing:
-        return "correct the configuration, or leave them out with None in name_map"
-    if not unknown:
-        return "correct the configuration (num_hidden_layers, biases) or name_map"
-    near = nearest_names(unknown[0], missing, count=1) or missing[:1]
-    return f"give name_map={{...}} with Hugging Face's names, such as {unknown[0]!r}: {near[0]!r}"
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - NUM_NAMED
-    return ", ".join(names[:NUM_NAMED]) + (f" and {more} more" if more > 0 else "")

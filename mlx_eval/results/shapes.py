@@ -68,7 +68,7 @@ class EvalResults:
 
     def is_group(self, name: str) -> bool:
         """Whether its scores are those of several tasks."""
-        return name in self._children or name in (self._results.get("groups") or {})
+        return name in self._children or self._part("groups", name) is not None
 
     def alias(self, name: str) -> str:
         """The name to show; earlier versions had the indentation in it."""

@@ -20,7 +20,9 @@ relaxed = settings(deadline=None)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return byte_tokenizer(bos_token_id=256, eos_token_id=257, special_tokens={"<|turn|>": 259}, vocab_size=264)
+    return byte_tokenizer(
+        bos_token_id=256, eos_token_id=257, special_tokens={"<|turn|>": 259}, vocab_size=264
+    )
 
 
 @relaxed

@@ -1,0 +1,83 @@
+"""What the machine has, what is missing, what a model is. Knows devices, packages and models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from mlx_eval.app.evaluate import versions
+from mlx_eval.models import runtime
+
+GIB = 2**30
+OPTIONAL = {"lm-eval": "harness"}
+"""Packages that the main job needs, and the extra that brings them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found."""
+
+    facts: tuple[tuple[str, str], ...]
+    problems: tuple[str, ...]
+    """What is wrong and what to do, a line each."""
+
+
+def examine(model: str | None = None, loading: Mapping[str, Any] | None = None) -> Examination:
+    """Look at the machine and, when one is given, at a model.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+    """
+    device = runtime.device()
+    facts = [
+        ("chip", device.name),
+        ("memory", f"{device.memory_bytes / GIB:.1f} GiB"),
+        ("system", device.os),
+        ("device", "Metal" if device.is_metal else "CPU"),
+        ("BLAS", device.blas),
+        *versions().items(),
+    ]
+    problems = []
+    if device.kind == "cpu" and device.blas == runtime.BUILT_IN_BLAS:
+        problems.append(runtime.BLAS_HINT)
+    if device.kind == "cpu" and device.os.startswith("macOS"):
+        problems.append("MLX does not use Metal: a native arm64 Python is needed, not one under Rosetta")
+    for package, extra in OPTIONAL.items():
+        try:
+            version(package)
+        except PackageNotFoundError:
+            problems.append(f"{package} is not installed: pip install 'mlx-eval[{extra}]'")
+    if model is not None:
+        more, wrong = _examine_model(model, loading or {})
+        facts += more
+        problems += wrong
+    return Examination(tuple(facts), tuple(problems))
+
+
+def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
+    from mlx_eval import config
+    from mlx_eval.models.head import RowHead
+    from mlx_eval.models.load import load_model
+
+    loaded = load_model(source, **loading)
+    is_split = RowHead(loaded.model, config.LOGITS_BYTES).is_split
+    facts = [
+        ("model", source),
+        ("architecture", str(loaded.config.get("model_type", "unknown"))),
+        ("parameters", f"{loaded.num_parameters:,}"),
+        ("weights", f"{loaded.num_bytes / GIB:.2f} GiB, {loaded.dtype}, {loaded.quantization or 'not quantised'}"),
+        ("window", f"{loaded.max_length:,} tokens"),
+        ("chat template", "yes" if loaded.tokenizer.has_chat_template else "no"),
+        ("end of sequence", ", ".join(map(str, sorted(loaded.tokenizer.eos_token_ids))) or "none"),
+        ("head", "on scored positions only" if is_split else "on every position: the model could not be split"),
+        ("fingerprint", loaded.fingerprint()),
+    ]
+    wrong = []
+    room = runtime.device().memory_bytes
+    if loaded.num_bytes > 0.75 * room:
+        wrong.append(f"the weights take {loaded.num_bytes / room:.0%} of the memory: try --quantize 4")
+    if not loaded.tokenizer.eos_token_ids:
+        wrong.append("the tokenizer names no end-of-sequence token: generation ends at stop texts and limits only")
+    return facts, wrong

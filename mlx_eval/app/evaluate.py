@@ -1,0 +1,162 @@
+"""The main job: load a model, run lm-eval on it, write the run's folder, sum up.
+
+Knows the order of these steps and what `run.json` records of them.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from mlx_eval.harness.adapter import LmEvalAdapter
+from mlx_eval.harness.files import new_tracker, write_results
+from mlx_eval.harness.lm import MLXEvalLM
+from mlx_eval.harness.prepare import prepare_tasks
+from mlx_eval.models import runtime
+from mlx_eval.models.load import load_model
+from mlx_eval.results.run_folder import open_folder, write_run_file
+from mlx_eval.results.summary import Summary, summarize
+
+PACKAGES: Final = ("mlx-eval", "mlx", "mlx-lm", "lm-eval", "transformers", "tokenizers", "numpy", "datasets")
+"""Packages whose version a result depends on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a run is asked to do."""
+
+    model: str
+    """A directory, a `.gguf` file, a hub id or `demo`."""
+    tasks: tuple[str, ...]
+    loading: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `load_model`."""
+    backend: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `MLXEvalLM`."""
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of lm-eval's `simple_evaluate`."""
+    include_path: tuple[str, ...] = ()
+    output_path: str | None = None
+    log_samples: bool = False
+    command: tuple[str, ...] = ()
+    """The command line, for `run.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run has produced."""
+
+    summary: Summary
+    record: Mapping[str, Any]
+    """The contents of `run.json`."""
+    files: tuple[Path, ...]
+    """What was written; empty without an output path."""
+
+
+def evaluate(job: Job) -> Outcome:
+    """Do a job.
+
+    Raises:
+        MlxEvalError: whatever is wrong with the model, the tasks or the options, as far as possible
+            before anything is computed.
+    """
+    started = time.time()
+    clock = time.perf_counter()
+    folder = None if job.output_path is None else open_folder(job.output_path)
+    confirmed = bool(job.evaluation.get("confirm_run_unsafe_code", False))
+    metadata = {"pretrained": job.model, **(job.evaluation.get("metadata") or {})}
+    tasks = prepare_tasks(
+        job.tasks, include_path=job.include_path, confirm_run_unsafe_code=confirmed, metadata=metadata
+    )
+    prepared = time.perf_counter()
+    adapter = LmEvalAdapter(load_model(job.model, **job.loading), **job.backend)
+    loaded = time.perf_counter()
+    tracker = None if folder is None else new_tracker(folder)
+    results = adapter.evaluate(
+        tasks, **job.evaluation, log_samples=job.log_samples, evaluation_tracker=tracker
+    )
+    statistics = adapter.lm.statistics
+    statistics.seconds.update(tasks=prepared - clock, load=loaded - prepared)
+    statistics.seconds["harness"] = time.perf_counter() - clock - sum(statistics.seconds.values())
+    statistics.seconds["total"] = time.perf_counter() - clock
+    record = _record(job, adapter.lm, started)
+    files: list[Path] = []
+    if folder is not None:
+        files = write_results(tracker, results, folder, log_samples=job.log_samples)
+        files.append(write_run_file(folder, {**record, "files": [path.name for path in files]}))
+    return Outcome(summarize(results), record, tuple(files))
+
+
+def _record(job: Job, lm: MLXEvalLM, started: float) -> dict[str, Any]:
+    """What a reader of the results will want to know of the run."""
+    statistics = lm.statistics.as_dict()
+    return {
+        "command": list(job.command),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
+        "versions": versions(),
+        "device": _device(),
+        "model": {
+            "source": job.model,
+            "fingerprint": lm.loaded.fingerprint(),
+            "dtype": lm.loaded.dtype,
+            "quantization": lm.loaded.quantization,
+            "parameters": lm.loaded.num_parameters,
+            "bytes": lm.loaded.num_bytes,
+            "max_length": lm.max_length,
+            "tokenizer": lm.tokenizer_name,
+        },
+        "tasks": list(job.tasks),
+        "batch_size": lm.batch_size,
+        "options": {**job.loading, **job.backend, **job.evaluation},
+        **statistics,
+        "tokens_per_second": _rates(statistics),
+        "peak_memory_bytes": _peak_memory(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that results depend on; those not installed are left out."""
+    found = {"python": sys.version.split()[0]}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _device() -> dict[str, Any]:
+    device = runtime.device()
+    return {
+        "name": device.name,
+        "kind": device.kind,
+        "memory_bytes": device.memory_bytes,
+        "os": device.os,
+        "blas": device.blas,
+    }
+
+
+def _rates(statistics: Mapping[str, Any]) -> dict[str, float]:
+    """Tokens a second of wall time: scored ones, padding aside, and generated ones."""
+    pairs = {"score": "computed", "generate": "generated"}
+    return {
+        stage: round(statistics["tokens"].get(kind, 0) / statistics["seconds"][stage], 1)
+        for stage, kind in pairs.items()
+        if statistics["seconds"].get(stage)
+    }
+
+
+def _peak_memory() -> dict[str, int]:
+    """`mlx`: the most that arrays took at once. `process`: the most that the process had in memory."""
+    import mlx.core as mx
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return {
+        "mlx": int(mx.get_peak_memory()),
+        "process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit,
+    }

@@ -1,0 +1,95 @@
+"""`python -m mlx_eval`: finds the sub-command, turns errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from mlx_eval.cli.parser import Parser, parse, print_error
+from mlx_eval.errors import MissingDependencyError, MlxEvalError
+
+COMMANDS = ("run", "presets", "tasks", "summarize", "perplexity", "convert", "doctor", "lm_eval")
+"""Modules of this package, in the order of the help text."""
+
+PASSED_ON = ("lm-eval", "lm_eval")
+"""The command whose arguments belong to another program."""
+
+START = """\
+mlx_eval evaluates language models on Apple silicon. To begin:
+
+  python -m mlx_eval run --preset demo              evaluate the embedded model, without network
+  python -m mlx_eval run MODEL --tasks arc_easy     evaluate a model from disk or the Hugging Face hub
+  python -m mlx_eval doctor                         see what this machine has and what is missing
+
+All commands: python -m mlx_eval --help"""
+
+INTERRUPTED = 130
+"""Exit status of a program ended by Ctrl-C."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        print(START)
+        return 0
+    _quiet_other_libraries()
+    try:
+        if words[0] in PASSED_ON:
+            from mlx_eval.cli.lm_eval import run_lm_eval
+
+            return run_lm_eval(words[1:])
+        parser, commands = build_parser()
+        arguments = parse(parser, commands, words)
+        status: int = arguments.func(arguments)
+        return status
+    except (MlxEvalError, MissingDependencyError) as error:
+        print_error(error)
+        return 1
+    except MemoryError:
+        print_error("out of memory; give a smaller --batch_size or --max_length")
+        return 1
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone: nothing to say to it
+        return 1
+    except KeyboardInterrupt:
+        print_error("interrupted; no results were written")
+        return INTERRUPTED
+
+
+def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the whole command line and those of its sub-commands by name."""
+    parser = Parser(
+        prog="python -m mlx_eval",
+        description="Evaluate language models on Apple silicon with MLX, through lm-evaluation-harness.",
+        epilog="python -m mlx_eval COMMAND --help tells more of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"mlx_eval {_version()}")
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=Parser, title="commands"
+    )
+    for name in COMMANDS:
+        importlib.import_module(f"mlx_eval.cli.{name}").add_parser(subparsers)
+    return parser, dict(subparsers.choices)
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("mlx-eval")
+
+
+def _quiet_other_libraries() -> None:
+    """Warnings only, and progress bars on a terminal only: set before the libraries are imported."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # lm-eval warns of every tag that a task file of the user's shares with one of its own
+    logging.getLogger("lm_eval.tasks._index").setLevel(logging.ERROR)
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -1,0 +1,102 @@
+"""Tasks with their data at hand, before any model is loaded: what cannot be had is found first.
+
+Knows lm-eval's task manager and the ways in which a task's data, code or packages can be missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlx_eval.errors import TaskError
+from mlx_eval.harness.tasks import resolve_tasks, task_manager
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+
+class PreparedTasks:
+    """lm-eval's task objects for one evaluation, in the place of a task manager.
+
+    lm-eval keeps an evaluation's requests in them, so they serve once.
+    """
+
+    def __init__(self, manager: TaskManager, names: Sequence[str], loaded: dict[str, Any]) -> None:
+        self._manager = manager
+        self._loaded = loaded
+        self.names = list(names)
+        """As they are given to lm-eval."""
+
+    def load(self, _names: Any) -> dict[str, Any]:
+        """What lm-eval's evaluator asks of a task manager."""
+        return self._loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    @property
+    def task_names(self) -> list[str]:
+        """Every single task, groups resolved."""
+        return list(self._loaded["tasks"])
+
+
+def prepare_tasks(
+    names: str | Sequence[str],
+    *,
+    include_path: str | Path | Sequence[str | Path] | None = None,
+    manager: TaskManager | None = None,
+    confirm_run_unsafe_code: bool = False,
+    metadata: dict[str, Any] | None = None,
+) -> PreparedTasks:
+    """Find tasks and load their data.
+
+    Args:
+        names: tasks, groups, tags, patterns or YAML files; one text may name several, with commas.
+        include_path: folders of further task files.
+        manager: lm-eval's task manager, when there is one already.
+        confirm_run_unsafe_code: whether code that a model wrote may be run.
+        metadata: passed to every task, as in lm-eval.
+
+    Raises:
+        UnknownNameError: there is no such task.
+        TaskError: its data cannot be had, it needs a package that is not installed, or it runs code that
+            a model wrote and this was not confirmed.
+    """
+    if manager is None:
+        manager = task_manager(include_path, metadata=metadata)
+    if confirm_run_unsafe_code:
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the metric asks for this second confirmation
+    resolved = resolve_tasks(names, manager)
+    loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
+    try:
+        loaded = manager.load(resolved)
+    except ImportError as error:
+        raise TaskError(
+            f"{_listed(resolved)} needs a package that is not installed ({error}): pip install 'mlx-eval[tasks]'"
+        ) from error
+    except OSError as error:
+        raise TaskError(
+            f"the data of {_listed(resolved)} cannot be had: {_first_line(error)}; "
+            "without network, point a task file at local data (docs/guides/evaluation.md)"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise TaskError(f"{_listed(resolved)} cannot be loaded: {_first_line(error)}") from error
+    unsafe = [name for name, task in loaded["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
+    if unsafe and not confirm_run_unsafe_code:
+        raise TaskError(
+            f"{_listed(unsafe)} runs code that the model wrote; if you accept that, add --confirm_run_unsafe_code"
+        )
+    return PreparedTasks(manager, resolved, loaded)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"task{'s' if len(names) > 1 else ''} {shown}{rest}"
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
