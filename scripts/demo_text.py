@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 TASKS = Path(__file__).resolve().parent.parent / "mlx_eval" / "harness" / "demo_tasks"
-HELD_OUT_SHARE = 8
+HELD_OUT_SHARE = 6
 """One in so many stories, sets of facts and sums is kept for the tasks."""
 TASK_SEED = 2024
 NUM_ROWS = {"choice": 40, "texts": 12, "sums": 24}
@@ -57,20 +57,34 @@ Document = list[Piece]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A question with its answer and the other words that could be taken for the answer."""
+class Turn:
+    """What is asked, and the answer: words that repeat the question, then the one that is asked for."""
 
-    text: str
+    asked: str
+    lead: str
     answer: str
-    choices: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The whole answer."""
+        return f"{self.lead} {self.answer}."
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A few sentences, and every question that they answer."""
+    """A few sentences of one kind, and the question that each answers."""
 
-    text: str
-    questions: tuple[Question, ...]
+    turns: tuple[Turn, ...]
+
+    @property
+    def text(self) -> str:
+        """The sentences."""
+        return " ".join(turn.sentence for turn in self.turns)
+
+    @property
+    def key(self) -> str:
+        """The sentences in the order of the alphabet: told in another order they are the same facts."""
+        return " ".join(sorted(turn.sentence for turn in self.turns))
 
 
 def is_held_out(key: str) -> bool:
@@ -90,33 +104,23 @@ def on_side(held_out: bool, make: Callable[[], T], key: Callable[[T], str]) -> T
 
 
 def facts(rng: random.Random, num_facts: int, *, held_out: bool) -> Facts:
-    """So many sentences, each about another person, object and place."""
-    return on_side(held_out, lambda: _any_facts(rng, num_facts), lambda item: item.text)
+    """So many sentences, each about another person and another place or thing."""
+    return on_side(held_out, lambda: _any_facts(rng, num_facts), lambda item: item.key)
 
 
 def _any_facts(rng: random.Random, num_facts: int) -> Facts:
-    names, objects, places = (tuple(rng.sample(words, num_facts)) for words in (NAMES, OBJECTS, PLACES))
-    sentences: list[str] = []
-    questions: list[Question] = []
-    for name, thing, place in zip(names, objects, places, strict=True):
-        verb = rng.choice(("kept", "left", "hid"))
-        sentences.append(f"{name} {verb} the {thing} in the {place}.")
-        questions.append(Question(f"Where is the {thing}?", place, places))
-        questions.append(Question(f"Who {verb} the {thing}?", name, names))
-    return Facts(" ".join(sentences), tuple(questions))
-
-
-def sum_question(rng: random.Random, *, held_out: bool) -> Question:
-    """A number below 40 and a digit, in either order. A pair is held out in both orders."""
-    first, second = on_side(
-        held_out,
-        lambda: (rng.randrange(40), rng.randrange(10)),
-        lambda pair: "{} + {}".format(*sorted(pair)),
+    question, lead, words = rng.choice(
+        (("Where is {}?", "{} is in the", PLACES), ("What does {} have?", "{} has the", OBJECTS))
     )
-    total = first + second
-    if rng.random() < 0.5:
-        first, second = second, first
-    return Question(f"What is {first} + {second}?", str(total))
+    pairs = zip(rng.sample(NAMES, num_facts), rng.sample(words, num_facts), strict=True)
+    return Facts(tuple(Turn(question.format(name), lead.format(name), word) for name, word in pairs))
+
+
+def sum_turn(rng: random.Random, *, held_out: bool) -> Turn:
+    """A number from 10 to 49 plus one from 1 to 5."""
+    left = on_side(held_out, lambda: f"{rng.randrange(10, 50)} + {rng.randrange(1, 6)}", str)
+    first, second = left.split(" + ")
+    return Turn(f"What is {left}?", f"{left} =", str(int(first) + int(second)))
 
 
 def story(rng: random.Random, *, held_out: bool) -> str:
@@ -157,54 +161,73 @@ def _any_story(rng: random.Random) -> str:
 # ── how it is written down ──────────────────────────────────────────────────────────────────────────
 
 
-def prompt(question: str, text: str = "") -> str:
+def prompt(turn: Turn, text: str = "") -> str:
     """What comes before the answer in the plain form. The tasks write it the same way."""
-    return f"{text}\nQ: {question}\nA:" if text else f"Q: {question}\nA:"
+    return f"{text}\nQ: {turn.asked}\nA:" if text else f"Q: {turn.asked}\nA:"
 
 
-def plain(turns: list[tuple[str, str]], rng: random.Random) -> Document:
+Exchange = tuple[str, Turn]
+"""A prompt and the turn whose answer follows it."""
+
+
+def plain(exchanges: list[Exchange], rng: random.Random) -> Document:
     """Prompts and answers one after the other, an empty line behind each."""
     pieces = [Piece("<|bos|>" if rng.random() < 0.5 else "")]
-    for asked, answer in turns:
-        pieces += [Piece(f"{asked} "), Piece(f"{answer}\n\n", is_answer=True)]
+    for asked, turn in exchanges:
+        pieces += [Piece(f"{asked} {turn.lead} "), Piece(turn.answer, is_answer=True), Piece(".\n\n")]
     return [*pieces, Piece("<|eos|>")]
 
 
-def chat(turns: list[tuple[str, str]], rng: random.Random) -> Document:
+def chat(exchanges: list[Exchange], rng: random.Random) -> Document:
     """The same as a conversation. `CHAT_TEMPLATE` in train_demo.py writes the same text."""
     system = f"<|system|>{rng.choice(SYSTEM_MESSAGES)}<|end|>" if rng.random() < 0.3 else ""
     pieces = [Piece(f"<|bos|>{system}")]
-    for asked, answer in turns:
-        pieces += [Piece(f"<|user|>{asked}<|end|><|assistant|>"), Piece(f"{answer}<|end|>", is_answer=True)]
+    for asked, turn in exchanges:
+        pieces += [Piece(f"<|user|>{asked}<|end|><|assistant|>{turn.lead} ")]
+        pieces += [Piece(turn.answer, is_answer=True), Piece(".<|end|>")]
     return pieces if rng.random() < 0.9 else [*pieces, Piece("<|eos|>")]
 
 
-def in_one_turn(turns: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def in_one_turn(exchanges: list[Exchange]) -> list[Exchange]:
     """All but the last answer moved into the question, the way harnesses write few-shot prompts."""
-    before = "".join(f"{asked} {answer}\n\n" for asked, answer in turns[:-1])
-    return [(before + turns[-1][0], turns[-1][1])]
+    before = "".join(f"{asked} {turn.sentence}\n\n" for asked, turn in exchanges[:-1])
+    return [(before + exchanges[-1][0], exchanges[-1][1])]
+
+
+def repeated(turns: list[Turn], told: str, rng: random.Random) -> Document:
+    """Sentences without questions: what was told, then the turns' sentences, a line."""
+    pieces = [Piece("<|bos|>" if rng.random() < 0.5 else ""), Piece(f"{told}\n" if told else "")]
+    for turn in turns:
+        pieces += [Piece(f"{turn.lead} "), Piece(turn.answer, is_answer=True), Piece(". ")]
+    return [*pieces, Piece("\n<|eos|>")]
 
 
 def document(rng: random.Random, max_bytes: int) -> Document:
     """One training document of about `max_bytes` at most; stories may be longer."""
     kind = rng.random()
-    if kind < 0.2:
+    if kind < 0.12:
         text = stories(rng, 1 + int(rng.random() < 0.4) * max_bytes // 200, held_out=False)
         return [Piece("<|bos|>" if rng.random() < 0.7 else ""), Piece(text), Piece("\n<|eos|>")]
-    turns: list[tuple[str, str]] = []
+    is_sums = kind < 0.4
+    if rng.random() < 0.35:
+        if is_sums:
+            return repeated([sum_turn(rng, held_out=False) for _ in range(max_bytes // 20)], "", rng)
+        told = facts(rng, rng.randint(1, 4), held_out=False)
+        return repeated(rng.sample(told.turns, len(told.turns)), told.text, rng)
+    exchanges: list[Exchange] = []
     ask = prompt if rng.random() < 0.8 else _bare
     length = 0
-    for _ in range(rng.randint(3, 12)):
-        new = _sums(rng, ask) if kind < 0.45 else _facts_turns(rng, ask)
-        length += sum(len(asked) + len(answer) + 3 for asked, answer in new)
-        if turns and length > max_bytes:
+    for _ in range(12):
+        new = _sums(rng, ask) if is_sums else _questions(rng, ask)
+        length += sum(len(asked) + len(turn.sentence) + 3 for asked, turn in new)
+        if exchanges and length > max_bytes:
             break
-        turns += new
+        exchanges += new
     if rng.random() < 0.5 and ask is prompt:
-        return plain(turns, rng)
-    if ask is prompt and len(turns) > 1 and rng.random() < 0.15:
-        turns = in_one_turn(turns)
-    return chat(turns, rng)
+        return plain(exchanges, rng)
+    if ask is prompt and len(exchanges) > 1 and rng.random() < 0.15:
+        exchanges = in_one_turn(exchanges)
+    return chat(exchanges, rng)
 
 
 def documents(seed: int, max_bytes: int) -> Iterator[Document]:
@@ -214,21 +237,21 @@ def documents(seed: int, max_bytes: int) -> Iterator[Document]:
         yield document(rng, max_bytes)
 
 
-def _bare(question: str, text: str = "") -> str:
+def _bare(turn: Turn, text: str = "") -> str:
     """How a person would ask in a chat."""
-    return f"{text} {question}" if text else question
+    return f"{text} {turn.asked}" if text else turn.asked
 
 
-def _sums(rng: random.Random, ask: Callable[..., str]) -> list[tuple[str, str]]:
-    question = sum_question(rng, held_out=False)
-    return [(ask(question.text), question.answer)]
+def _sums(rng: random.Random, ask: Callable[..., str]) -> list[Exchange]:
+    turn = sum_turn(rng, held_out=False)
+    return [(ask(turn), turn)]
 
 
-def _facts_turns(rng: random.Random, ask: Callable[..., str]) -> list[tuple[str, str]]:
+def _questions(rng: random.Random, ask: Callable[..., str]) -> list[Exchange]:
+    """Facts and one to three questions about them."""
     told = facts(rng, rng.choice((1, 2, 2, 3, 3, 4, 4, 4)), held_out=False)
-    count = min(len(told.questions), rng.choice((1, 2, 3, 4)))
-    asked = rng.sample(told.questions, count)
-    return [(ask(item.text, told.text if not index else ""), item.answer) for index, item in enumerate(asked)]
+    asked = rng.sample(told.turns, min(len(told.turns), rng.choice((1, 2, 3))))
+    return [(ask(turn, "" if index else told.text), turn) for index, turn in enumerate(asked)]
 
 
 # ── the rows of the tasks ───────────────────────────────────────────────────────────────────────────
@@ -254,13 +277,17 @@ def task_rows() -> dict[str, list[dict[str, Any]]]:
 def _row(kind: str, index: int, rng: random.Random, *, held_out: bool) -> dict[str, Any]:
     if kind == "choice":
         told = facts(rng, 4, held_out=held_out)
-        question = rng.choice(told.questions)
-        choices = rng.sample(question.choices, len(question.choices))
-        label = choices.index(question.answer)
-        return {"story": told.text, "question": question.text, "choices": choices, "label": label}
+        turn = rng.choice(told.turns)
+        words = [other.answer for other in rng.sample(told.turns, len(told.turns))]
+        return {
+            "story": told.text,
+            "question": turn.asked,
+            "choices": [f"{turn.lead} {word}." for word in words],
+            "label": words.index(turn.answer),
+        }
     if kind == "sums":
-        question = sum_question(rng, held_out=held_out)
-        return {"question": question.text, "answer": question.answer}
+        turn = sum_turn(rng, held_out=held_out)
+        return {"question": turn.asked, "answer": turn.sentence}
     # every third text is longer than the model's window
     return {"text": stories(rng, 4 if index % 3 == 2 else 1, held_out=held_out)}
 

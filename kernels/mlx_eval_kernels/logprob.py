@@ -43,20 +43,24 @@ def logprob(logits: mx.array, targets: mx.array) -> LogProb:
         )
     size = logits.shape[1]
     values = logits.astype(mx.float32)  # [N, V]
-    normaliser = _logsumexp(values)  # [N]
+    shift, log_sum = _shifted_logsumexp(values)  # [N, 1] each
     valid = mx.logical_and(targets >= 0, targets < size)
     chosen = mx.take_along_axis(values, mx.where(valid, targets, 0), axis=-1)  # [N, K]
-    scores = mx.where(valid, chosen - normaliser[:, None], mx.nan)
-    return LogProb(scores, normaliser, mx.argmax(values, axis=-1))
+    # not chosen - logsumexp: where logits are large, the sum of shift and log_sum has lost digits
+    scores = mx.where(valid, (chosen - shift) - log_sum, mx.nan)
+    return LogProb(scores, (shift + log_sum)[:, 0], mx.argmax(values, axis=-1))
 
 
-def _logsumexp(values: mx.array) -> mx.array:
-    """[N, V] float32 -> [N]; -inf for a row of -inf, inf where a row has one, NaN where it has one."""
+def _shifted_logsumexp(values: mx.array) -> tuple[mx.array, mx.array]:
+    """[N, V] float32 -> [N, 1] shift and [N, 1] log-sum-exp of the row less its shift.
+
+    Their sum is -inf for a row of -inf, inf where a row has one, NaN where it has one.
+    """
     rows, size = values.shape
     top = mx.max(values, axis=-1, keepdims=True)
     shift = mx.where(mx.isinf(top), 0.0, top)  # -inf - -inf would be NaN
     terms = mx.exp(values - shift)
     if size % GROUP:
         terms = mx.pad(terms, [(0, 0), (0, GROUP - size % GROUP)])
-    sums = terms.reshape(rows, -1, GROUP).sum(axis=-1).sum(axis=-1)  # [N]
-    return mx.log(sums) + shift[:, 0]
+    sums = terms.reshape(rows, -1, GROUP).sum(axis=-1).sum(axis=-1, keepdims=True)  # [N, 1]
+    return shift, mx.log(sums)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_eval.models.load import load_model
-from mlx_eval.models.save import save_directory
+from mlx_eval.models.save import check_destination, save_directory
 
 
 def convert(source: str, destination: str, loading: Mapping[str, Any]) -> Path:
@@ -17,6 +17,7 @@ def convert(source: str, destination: str, loading: Mapping[str, Any]) -> Path:
         ModelError: `source` cannot be loaded, or not be written for the programs that read directories.
         OutputError: `destination` exists and is not empty, or cannot be written.
     """
-    target = Path(destination).expanduser()
-    save_directory(load_model(source, **loading), target)
+    target = check_destination(Path(destination))
+    loaded = load_model(source, **loading)
+    save_directory(loaded, target, generation_config=loaded.generation_config or None)
     return target

@@ -67,11 +67,17 @@ def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[
         ("model", source),
         ("architecture", str(loaded.config.get("model_type", "unknown"))),
         ("parameters", f"{loaded.num_parameters:,}"),
-        ("weights", f"{loaded.num_bytes / GIB:.2f} GiB, {loaded.dtype}, {loaded.quantization or 'not quantised'}"),
+        (
+            "weights",
+            f"{loaded.num_bytes / GIB:.2f} GiB, {loaded.dtype}, {loaded.quantization or 'not quantised'}",
+        ),
         ("window", f"{loaded.max_length:,} tokens"),
         ("chat template", "yes" if loaded.tokenizer.has_chat_template else "no"),
         ("end of sequence", ", ".join(map(str, sorted(loaded.tokenizer.eos_token_ids))) or "none"),
-        ("head", "on scored positions only" if is_split else "on every position: the model could not be split"),
+        (
+            "head",
+            "on scored positions only" if is_split else "on every position: the model could not be split",
+        ),
         ("fingerprint", loaded.fingerprint()),
     ]
     wrong = []
@@ -79,5 +85,7 @@ def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[
     if loaded.num_bytes > 0.75 * room:
         wrong.append(f"the weights take {loaded.num_bytes / room:.0%} of the memory: try --quantize 4")
     if not loaded.tokenizer.eos_token_ids:
-        wrong.append("the tokenizer names no end-of-sequence token: generation ends at stop texts and limits only")
+        wrong.append(
+            "the tokenizer names no end-of-sequence token: generation ends at stop texts and limits only"
+        )
     return facts, wrong

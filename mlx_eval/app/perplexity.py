@@ -56,7 +56,9 @@ def read_text(path: str | Path) -> str:
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from error
+        raise InputError(
+            f"{path} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+        ) from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     if not text:

@@ -25,7 +25,9 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EXAMPLES,
     )
     add_model_argument(parser)
-    parser.add_argument("destination", nargs="?", metavar="DST", help="a folder that does not exist yet or is empty")
+    parser.add_argument(
+        "destination", nargs="?", metavar="DST", help="a folder that does not exist yet or is empty"
+    )
     add_loading_arguments(parser)
     parser.set_defaults(func=run)
 

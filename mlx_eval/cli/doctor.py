@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from mlx_eval.cli.parser import Subparsers, add_loading_arguments, add_model_argument, loading_options, model_of
+from mlx_eval.cli.parser import (
+    Subparsers,
+    add_loading_arguments,
+    add_model_argument,
+    loading_options,
+    model_of,
+)
 
 EXAMPLES = """\
 examples:

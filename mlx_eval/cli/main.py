@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from mlx_eval.cli.interrupt import INTERRUPTED, prompt_interrupt
 from mlx_eval.cli.parser import Parser, parse, print_error
 from mlx_eval.errors import MissingDependencyError, MlxEvalError
 
@@ -27,8 +28,7 @@ mlx_eval evaluates language models on Apple silicon. To begin:
 
 All commands: python -m mlx_eval --help"""
 
-INTERRUPTED = 130
-"""Exit status of a program ended by Ctrl-C."""
+NOTHING_SAVED = "interrupted; no results were written"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(START)
         return 0
     _quiet_other_libraries()
+    arguments: argparse.Namespace | None = None
     try:
         if words[0] in PASSED_ON:
             from mlx_eval.cli.lm_eval import run_lm_eval
@@ -45,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run_lm_eval(words[1:])
         parser, commands = build_parser()
         arguments = parse(parser, commands, words)
-        status: int = arguments.func(arguments)
+        with prompt_interrupt(interrupt_message(arguments)):
+            status: int = arguments.func(arguments)
         return status
     except (MlxEvalError, MissingDependencyError) as error:
         print_error(error)
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader of our output has gone: nothing to say to it
         return 1
     except KeyboardInterrupt:
-        print_error("interrupted; no results were written")
+        print_error(NOTHING_SAVED if arguments is None else interrupt_message(arguments))
         return INTERRUPTED
 
 
@@ -75,6 +77,13 @@ def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     for name in COMMANDS:
         importlib.import_module(f"mlx_eval.cli.{name}").add_parser(subparsers)
     return parser, dict(subparsers.choices)
+
+
+def interrupt_message(arguments: argparse.Namespace) -> str:
+    """What Ctrl-C leaves behind."""
+    cache = getattr(arguments, "use_cache", None)
+    kept = f"; the answers so far are in {cache}_rank0.db" if cache else ""
+    return NOTHING_SAVED + kept
 
 
 def _version() -> str:

@@ -35,7 +35,9 @@ class Parser(argparse.ArgumentParser):
         return [name for name in self._option_string_actions if name.startswith("--")]
 
 
-def parse(parser: Parser, commands: dict[str, argparse.ArgumentParser], argv: Sequence[str]) -> argparse.Namespace:
+def parse(
+    parser: Parser, commands: dict[str, argparse.ArgumentParser], argv: Sequence[str]
+) -> argparse.Namespace:
     """Parse a command line; an unknown option is an error that names the nearest one."""
     arguments, unknown = parser.parse_known_args(with_underscores(argv))
     if unknown:
@@ -95,9 +97,11 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
-        help="type of the weights; auto: the checkpoint's own on Metal, float32 on the CPU",
+        help="type of the weights; auto: the checkpoint's own (default: auto on Metal, float32 on the CPU)",
     )
-    group.add_argument("--quantize", type=int, metavar="BITS", help="quantise to 2, 3, 4, 5, 6 or 8 bits a weight")
+    group.add_argument(
+        "--quantize", type=int, metavar="BITS", help="quantise to 2, 3, 4, 5, 6 or 8 bits a weight"
+    )
     group.add_argument(
         "--dequantize",
         nargs="?",
@@ -117,8 +121,6 @@ def loading_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Arguments for `load_model`, those given only."""
     names = ("dtype", "quantize", "dequantize", "tokenizer", "revision")
     options = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    if options.get("dtype") == "auto":
-        del options["dtype"]
     if arguments.trust_remote_code:
         options["trust_remote_code"] = True
     return options
@@ -209,7 +211,9 @@ def seeds(text: str) -> tuple[int | None, int | None, int | None, int | None]:
     try:
         numbers = [None if part.strip() == "None" else not_negative(part.strip()) for part in parts]
     except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: a seed is a whole number of 0 or more, or None") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: a seed is a whole number of 0 or more, or None"
+        ) from error
     first, second, third, fourth = numbers * 4 if len(numbers) == 1 else numbers
     return first, second, third, fourth
 

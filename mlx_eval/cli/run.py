@@ -43,30 +43,45 @@ def add_parser(subparsers: Subparsers) -> None:
     add_loading_arguments(parser)
     tasks = parser.add_argument_group("what to evaluate")
     tasks.add_argument("--tasks", metavar="NAMES", help="tasks, groups, patterns or YAML files, with commas")
-    tasks.add_argument("--preset", metavar="NAME", help="tasks with the settings of published scores; see: presets")
+    tasks.add_argument(
+        "--preset", metavar="NAME", help="tasks with the settings of published scores; see: presets"
+    )
     tasks.add_argument("--preset_file", metavar="FILE", help="TOML file with presets of your own")
     tasks.add_argument("--include_path", action="append", metavar="DIR", help="folder of further task files")
     tasks.add_argument("--num_fewshot", type=not_negative, metavar="N", help="examples in the prompt")
     tasks.add_argument(
-        "--limit", type=document_limit, metavar="N", help="documents a task, or a share of them between 0 and 1"
+        "--limit",
+        type=document_limit,
+        metavar="N",
+        help="documents a task, or a share of them between 0 and 1",
     )
-    tasks.add_argument("--seed", type=seeds, metavar="N", help="one seed, or four: python,numpy,torch,fewshot")
     tasks.add_argument(
-        "--confirm_run_unsafe_code", action="store_true", help="run the code that the model writes, where a task does"
+        "--seed", type=seeds, metavar="N", help="one seed, or four: python,numpy,torch,fewshot"
+    )
+    tasks.add_argument(
+        "--confirm_run_unsafe_code",
+        action="store_true",
+        help="run the code that the model writes, where a task does",
     )
     _add_prompt_arguments(parser)
     engine = parser.add_argument_group("computing")
     engine.add_argument("--batch_size", metavar="N", help="rows computed together (default: 8), or auto")
     engine.add_argument("--max_length", type=positive, metavar="N", help="context window in tokens")
-    engine.add_argument("--use_cache", metavar="PATH", help="lm-eval's database of answers, to be filled and used")
+    engine.add_argument(
+        "--use_cache", metavar="PATH", help="lm-eval's database of answers, to be filled and used"
+    )
     engine.add_argument(
         "--cache_requests",
         choices=("true", "refresh", "delete"),
         help="keep lm-eval's requests between runs: use, make anew, or delete them",
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--output_path", metavar="DIR", help="folder of this run: results, samples and run.json")
-    output.add_argument("--log_samples", action="store_true", help="write every document with its answers too")
+    output.add_argument(
+        "--output_path", metavar="DIR", help="folder of this run: results, samples and run.json"
+    )
+    output.add_argument(
+        "--log_samples", action="store_true", help="write every document with its answers too"
+    )
     parser.set_defaults(func=run)
 
 
@@ -79,7 +94,9 @@ def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="write prompts in the model's chat template, or in the one of that name",
     )
-    prompt.add_argument("--chat_template_args", type=key_values, metavar="K=V,…", help="arguments of the template")
+    prompt.add_argument(
+        "--chat_template_args", type=key_values, metavar="K=V,…", help="arguments of the template"
+    )
     prompt.add_argument(
         "--fewshot_as_multiturn",
         nargs="?",
@@ -89,8 +106,12 @@ def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         help="examples as turns of the conversation (default with a chat template)",
     )
     prompt.add_argument("--system_instruction", metavar="TEXT", help="system message")
-    prompt.add_argument("--gen_kwargs", type=key_values, metavar="K=V,…", help="generation arguments of all tasks")
-    prompt.add_argument("--think_end_token", metavar="TEXT", help="what ends a thinking section (default: the model's)")
+    prompt.add_argument(
+        "--gen_kwargs", type=key_values, metavar="K=V,…", help="generation arguments of all tasks"
+    )
+    prompt.add_argument(
+        "--think_end_token", metavar="TEXT", help="what ends a thinking section (default: the model's)"
+    )
     prompt.add_argument("--add_bos_token", type=boolean, metavar="BOOL", help="start texts with a BOS token")
 
 

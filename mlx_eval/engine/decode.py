@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 
 from mlx_eval import config
 from mlx_eval.engine.sampling import row_sampler
@@ -41,7 +41,7 @@ def generate(
         decode: ids to text, special tokens left out.
         eos_token_ids: every id that ends a sequence.
         on_generation: called once for each request index as its row ends.
-        on_tokens: called with the number of tokens just produced.
+        on_tokens: called with the number of tokens just computed, those of a prompt with its first answer token.
         thinking: the model's markers of a thinking section.
     """
     from mlx_lm.generate import BatchGenerator
@@ -49,8 +49,10 @@ def generate(
     if not requests:
         return
     order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].prompt_ids), requests[i].prompt_ids))
+    stepped: Any = _Float32Logits(model)
+    samplers: list[Any] = [row_sampler(requests[i].sampling) for i in order]  # None: greedy
     generator = BatchGenerator(
-        _Float32Logits(model),
+        stepped,
         stop_tokens=[[token] for token in sorted(eos_token_ids)] or None,
         completion_batch_size=batch_size,
         prefill_batch_size=1,
@@ -60,7 +62,7 @@ def generate(
         uids = generator.insert(
             [list(requests[i].prompt_ids) for i in order],
             max_tokens=[requests[i].max_tokens for i in order],
-            samplers=[row_sampler(requests[i].sampling) for i in order],
+            samplers=samplers,
         )
         rows = {
             uid: _Row(index, AnswerText(decode, request.stop, thinking, request.in_thinking))
@@ -68,15 +70,14 @@ def generate(
             for request in [requests[index]]
         }
         while rows:
-            responses = generator.next_generated()
-            for response in responses:
+            for response in generator.next_generated():
                 row = rows[response.uid]
+                on_tokens(1 if row.has_begun else 1 + len(requests[row.index].prompt_ids))
                 if reason := row.advance(response.token, response.finish_reason):
                     if response.finish_reason is None:
                         generator.remove([response.uid])
                     del rows[response.uid]
                     on_generation(row.index, row.result(reason))
-            on_tokens(len(responses))
     finally:
         generator.close()
 
@@ -88,6 +89,11 @@ class _Row:
         self.index = index
         self._answer = answer
         self._num_tokens = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any token has come."""
+        return self._num_tokens > 0
 
     def advance(self, token: int, finish_reason: str | None) -> str | None:
         """Take one token; why the row ends with it, None when it goes on."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
+from mlx import nn
 from mlx_eval_kernels import NO_TARGET, logprob
 
 from mlx_eval import config

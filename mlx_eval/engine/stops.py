@@ -27,6 +27,8 @@ class Thinking(NamedTuple):
     """Text that closes it."""
     end_ids: tuple[int, ...] = ()
     """Ids that close it, for models that spell the end with a special token, which decoding leaves out."""
+    start_ids: tuple[int, ...] = ()
+    """Likewise for what opens it."""
 
 
 class Answer(NamedTuple):
@@ -59,7 +61,7 @@ class AnswerText:
         self._thinking = thinking
         self._in_thinking = in_thinking
         self._ids: list[int] = []
-        self._answer_start = 0  # index of the first id after the last closing ids
+        self._answer_start = 0  # index of the first id after the last opening or closing ids
         self._text = ""  # of the ids from _answer_start to _read
         self._window = 0  # decoding starts here, so that a joining decoder sees what came before
         self._read = 0
@@ -67,10 +69,11 @@ class AnswerText:
     def push(self, token: int) -> bool:
         """Add one token; whether the answer is complete with it."""
         self._ids.append(token)
-        if self._closes_section():
+        opens = self._thinking is not None and self._ends_with(self._thinking.start_ids)
+        if opens or (self._thinking is not None and self._ends_with(self._thinking.end_ids)):
             self._answer_start = self._window = self._read = len(self._ids)
             self._text = ""
-            self._in_thinking = False
+            self._in_thinking = opens
             return False
         before = self._decode(self._ids[self._window : self._read])
         now = self._decode(self._ids[self._window :])
@@ -95,8 +98,7 @@ class AnswerText:
     def _whole_text(self) -> str:
         return self._decode(self._ids[self._answer_start :])
 
-    def _closes_section(self) -> bool:
-        ids = self._thinking.end_ids if self._thinking else ()
+    def _ends_with(self, ids: tuple[int, ...]) -> bool:
         return bool(ids) and tuple(self._ids[-len(ids) :]) == ids
 
     def _section_end(self, text: str) -> int | None:

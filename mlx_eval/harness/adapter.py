@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,5 +130,7 @@ def run_preset(
     chosen = get_preset(preset) if isinstance(preset, str) else preset
     arguments = chosen.replace(**changes).to_lm_eval_kwargs()
     rows = arguments.pop("batch_size", config.BATCH_SIZE)
-    adapter = LmEvalAdapter(model, tokenizer, **({} if isinstance(model, MLXEvalLM) else {"batch_size": rows}))
+    adapter = LmEvalAdapter(
+        model, tokenizer, **({} if isinstance(model, MLXEvalLM) else {"batch_size": rows})
+    )
     return adapter.evaluate(arguments.pop("tasks"), include_path=include_path, **arguments)

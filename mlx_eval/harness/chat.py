@@ -34,9 +34,8 @@ class ChatTemplate:
     def source(self) -> str | None:
         """The template's text; None when the model has none or a Python one."""
         template = self._tokenizer.chat_template
-        if isinstance(template, dict):
-            return template.get(self._name or "default")
-        return template
+        source: str | None = template.get(self._name or "default") if isinstance(template, dict) else template
+        return source
 
     @property
     def exists(self) -> bool:

@@ -61,9 +61,12 @@ class Encoder:
         self._tokenizer = hf_tokenizer(tokenizer)
         self._add_bos_token = add_bos_token
         if add_bos_token and tokenizer.bos_token_id is None:
-            raise InvalidOptionError("add_bos_token=True, but the tokenizer has no beginning-of-sequence token")
+            raise InvalidOptionError(
+                "add_bos_token=True, but the tokenizer has no beginning-of-sequence token"
+            )
         prefix = next(
-            (i for i in (prefix_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None), None
+            (i for i in (prefix_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) if i is not None),
+            None,
         )
         if prefix is None:
             raise InvalidOptionError(
@@ -88,7 +91,9 @@ class Encoder:
         distinct = list(dict.fromkeys(texts))
         ids: dict[str, list[int]] = {}
         for special in (False, True):
-            group = [text for text in distinct if self._adds_special_tokens(text, add_special_tokens) is special]
+            group = [
+                text for text in distinct if self._adds_special_tokens(text, add_special_tokens) is special
+            ]
             if group:
                 ids.update(zip(group, self._encode_batch(group, special), strict=True))
         return [ids[text] for text in texts]
@@ -102,12 +107,16 @@ class Encoder:
         moved = [_move_spaces(context, continuation) for context, continuation in requests]
         wholes = self.encode_all([context + continuation for context, continuation in moved])
         contexts = self.encode_all([context for context, _ in moved])
-        alone = self.encode_all([continuation for _, continuation in moved], add_special_tokens=False)
+        split = list(zip(moved, wholes, contexts, strict=True))
+        needs_own = [
+            continuation
+            for (context, continuation), whole, context_ids in split
+            if not context or len(whole) <= len(context_ids)
+        ]
+        alone = dict(zip(needs_own, self.encode_all(needs_own, add_special_tokens=False), strict=True))
         return [
-            self._split(context, continuation, whole, context_ids, continuation_ids)
-            for (context, continuation), whole, context_ids, continuation_ids in zip(
-                moved, wholes, contexts, alone, strict=True
-            )
+            self._split(context, continuation, whole, context_ids, alone.get(continuation, []))
+            for (context, continuation), whole, context_ids in split
         ]
 
     def rolling_windows(self, text: str, max_length: int) -> list[ScoringRequest]:
@@ -154,9 +163,8 @@ class Encoder:
     def _adds_special_tokens(self, text: str, asked: bool | None) -> bool:
         if asked is not None:
             return asked
-        if self._add_bos_token is False or (self._prefix_text and text.startswith(self._prefix_text)):
-            return False
-        return True
+        has_bos = bool(self._prefix_text) and text.startswith(self._prefix_text)
+        return self._add_bos_token is not False and not has_bos
 
     def _encode_batch(self, texts: list[str], special: bool) -> list[list[int]]:
         if _encodes_plainly(self._tokenizer):

@@ -15,7 +15,17 @@ logger = logging.getLogger(__name__)
 
 LIMIT_NAMES: Final = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of the token limit; the first that is given counts, as in lm-eval."""
-KNOWN: Final = (*LIMIT_NAMES, "until", "do_sample", "temperature", "top_p", "top_k", "min_p", "seed", "num_beams")
+KNOWN: Final = (
+    *LIMIT_NAMES,
+    "until",
+    "do_sample",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "num_beams",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,9 @@ class GenerationOptions:
     sampling: Sampling
 
 
-def parse_gen_kwargs(gen_kwargs: Mapping[str, Any], *, default_max_tokens: int, seed: int) -> GenerationOptions:
+def parse_gen_kwargs(
+    gen_kwargs: Mapping[str, Any], *, default_max_tokens: int, seed: int
+) -> GenerationOptions:
     """Read lm-eval's generation arguments.
 
     Args:
@@ -43,7 +55,9 @@ def parse_gen_kwargs(gen_kwargs: Mapping[str, Any], *, default_max_tokens: int, 
         if name not in KNOWN:
             raise unknown_name("generation argument", name, KNOWN)
     if gen_kwargs.get("num_beams") not in (None, 1):
-        raise InvalidOptionError(f"num_beams={gen_kwargs['num_beams']}: beam search is not supported, use num_beams=1")
+        raise InvalidOptionError(
+            f"num_beams={gen_kwargs['num_beams']}: beam search is not supported, use num_beams=1"
+        )
     limits = [gen_kwargs[name] for name in LIMIT_NAMES if gen_kwargs.get(name) is not None]
     max_tokens = _number("max_gen_toks", limits[0] if limits else default_max_tokens, int, 1)
     return GenerationOptions(max_tokens, _stop_texts(gen_kwargs.get("until")), _sampling(gen_kwargs, seed))

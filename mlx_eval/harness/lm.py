@@ -7,7 +7,6 @@ first backend is made: until then `MLXEvalLM` is a plain class, which then gains
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
 import math
@@ -15,7 +14,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-import mlx.nn as nn
+from mlx import nn
 
 from mlx_eval import config
 from mlx_eval.engine.decode import generate
@@ -52,7 +51,9 @@ class MLXEvalLM:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make an instance of the class with lm-eval's base mixed in."""
-        return object.__new__(bind(cls))
+        backend: Any = cls
+        bound: type[Self] = bind(backend)
+        return object.__new__(bound)
 
     def __init__(
         self,
@@ -175,9 +176,7 @@ class MLXEvalLM:
 
     # ---------------------------------------------------------------- log-likelihood
 
-    def loglikelihood(
-        self, requests: list[Instance], disable_tqdm: bool = False
-    ) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """(log-probability, is greedy) of each continuation after its context, in nats."""
         texts = [request.args for request in requests]
         with self.statistics.timed("encode"):
@@ -294,12 +293,14 @@ class MLXEvalLM:
                 unfinished += generation.unfinished_thinking
                 self._remember("generate_until", requests[index].args, generation.text)
             self.statistics.tokens["generated"] += generation.num_tokens
+            progress.drop(distinct[place].max_tokens - generation.num_tokens)
 
-        self.statistics.tokens["prompt"] += sum(len(request.prompt_ids) for request in distinct)
-        limit = sum(request.max_tokens for request in distinct)
+        prompt_tokens = sum(len(request.prompt_ids) for request in distinct)
+        self.statistics.tokens["prompt"] += prompt_tokens
+        limit = prompt_tokens + sum(request.max_tokens for request in distinct)
         with (
             self.statistics.timed("generate"),
-            TokenProgress("generate_until", limit, disable_tqdm, is_limit=True) as progress,
+            TokenProgress("generate_until", limit, disable_tqdm) as progress,
         ):
             generate(
                 self.loaded.model,
@@ -316,7 +317,9 @@ class MLXEvalLM:
         )
         return answers
 
-    def _generation_requests(self, arguments: Sequence[tuple[str, dict[str, Any]]]) -> list[GenerationRequest]:
+    def _generation_requests(
+        self, arguments: Sequence[tuple[str, dict[str, Any]]]
+    ) -> list[GenerationRequest]:
         """Prompts with their limits, in the order asked."""
         with self.statistics.timed("encode"):
             prompts = self._encoder.prompts([text for text, _ in arguments])
@@ -344,7 +347,9 @@ class MLXEvalLM:
                 )
             )
         self.statistics.note("the prompt and its answer do not fit; prompt truncated on the left", truncated)
-        self.statistics.note("max_gen_toks is as large as the window; the answer's limit was lowered", shortened)
+        self.statistics.note(
+            "max_gen_toks is as large as the window; the answer's limit was lowered", shortened
+        )
         return requests
 
     def _opens_thinking(self, prompt: str) -> bool:
@@ -429,7 +434,12 @@ def _thinking_of(tokenizer: Any, end: str | int | None) -> Thinking | None:
     """The markers of the model's thinking section, or those that the user names."""
     own = None
     if getattr(tokenizer, "has_thinking", False):
-        own = Thinking(tokenizer.think_start, tokenizer.think_end, tuple(tokenizer.think_end_tokens))
+        own = Thinking(
+            tokenizer.think_start,
+            tokenizer.think_end,
+            tuple(tokenizer.think_end_tokens),
+            tuple(tokenizer.think_start_tokens),
+        )
     if end is None:
         return own
     hf = hf_tokenizer(tokenizer)
@@ -439,8 +449,6 @@ def _thinking_of(tokenizer: Any, end: str | int | None) -> Thinking | None:
     else:
         text = end
         ids = tuple(hf.encode(end, add_special_tokens=False))
-    start = own.start if own is not None and own.end == text else None
-    return Thinking(start, text, ids)
-
-
-
+    if own is not None and own.end == text:
+        return own
+    return Thinking(None, text, ids)

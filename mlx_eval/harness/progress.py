@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -11,17 +11,16 @@ from tqdm import tqdm
 class TokenProgress:
     """A context manager around one bar."""
 
-    def __init__(self, name: str, total: int, disable: bool = False, is_limit: bool = False) -> None:
+    def __init__(self, name: str, total: int, disable: bool = False) -> None:
         """Prepare a bar.
 
         Args:
             name: shown in front.
-            total: tokens of the whole work.
+            total: tokens of the whole work, or the most that it can be.
             disable: show nothing.
-            is_limit: whether `total` is only an upper bound, as in generation; the bar then shows no share.
         """
-        self._bar: tqdm[None] = tqdm(
-            total=None if is_limit else total,
+        self._bar: Any = tqdm(
+            total=total,
             desc=name,
             unit="tok",
             unit_scale=True,
@@ -32,6 +31,11 @@ class TokenProgress:
     def add(self, count: int) -> None:
         """Count tokens as done."""
         self._bar.update(count)
+
+    def drop(self, count: int) -> None:
+        """Take off the total what turns out not to be needed."""
+        if self._bar.total is not None:
+            self._bar.total -= count
 
     def __enter__(self) -> Self:
         return self

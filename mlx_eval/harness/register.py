@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from mlx_eval.errors import InvalidOptionError, unknown_name
+
+T = TypeVar("T")
 
 MODEL_NAME: Final = "mlx"
 LOADING: Final = ("dtype", "quantize", "dequantize", "tokenizer", "revision", "trust_remote_code")
@@ -30,7 +32,7 @@ def register() -> None:
         register_model(MODEL_NAME)(backend)
 
 
-def backend_from_arguments(cls: type, arguments: Mapping[str, Any]) -> Any:
+def backend_from_arguments(cls: Callable[..., T], arguments: Mapping[str, Any]) -> T:
     """Load the model that `--model_args` names and wrap it.
 
     Args:
@@ -46,7 +48,9 @@ def backend_from_arguments(cls: type, arguments: Mapping[str, Any]) -> Any:
     options = dict(arguments)
     source = options.pop("pretrained", None)
     if source is None:
-        raise InvalidOptionError("--model_args needs pretrained=MODEL: a directory, a .gguf file, a hub id or demo")
+        raise InvalidOptionError(
+            "--model_args needs pretrained=MODEL: a directory, a .gguf file, a hub id or demo"
+        )
     taken = [name for name in inspect.signature(cls).parameters if name not in ("model", "tokenizer")]
     for name in options:
         if name not in LOADING and name not in taken:

@@ -23,7 +23,7 @@ class RunStatistics:
     """`naive`: a pass of its own for each request; `computed`, `padding`, `prompt`, `generated`."""
     forwards: int = 0
     """Scoring batches."""
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
     """Wall time by stage."""
     notes: Counter[str] = field(default_factory=Counter)
     """Each thing worth a warning and how many requests it concerns."""
@@ -35,7 +35,7 @@ class RunStatistics:
         try:
             yield
         finally:
-            self.seconds[stage] += time.perf_counter() - start
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
 
     def note(self, text: str, count: int = 1) -> None:
         """Remember that `count` requests are concerned by what `text` says; log it once a call."""

@@ -7,9 +7,9 @@ saves, loads, batches and applies chat templates like any other. Knows no model 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mlx_eval.errors import InvalidOptionError
+from mlx_eval.errors import InvalidOptionError, ModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -64,6 +64,33 @@ def byte_tokenizer(
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer
+
+
+def byte_tokenizer_for(config: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    """The byte tokenizer of a model by its Hugging Face configuration.
+
+    Its special ids count where they lie above the bytes.
+
+    Raises:
+        ModelError: the vocabulary is too small for bytes.
+    """
+    vocab_size = config.get("vocab_size") or 0
+    if vocab_size < NUM_BYTES:
+        raise ModelError(
+            f"vocab_size is {vocab_size}, too small for bytes: give a transformers tokenizer or a directory"
+        )
+
+    def special_id(key: str) -> int | None:
+        value = config.get(key)
+        value = value[0] if isinstance(value, list | tuple) and value else value
+        return value if isinstance(value, int) and NUM_BYTES <= value < vocab_size else None
+
+    return byte_tokenizer(
+        vocab_size=vocab_size,
+        bos_token_id=special_id("bos_token_id"),
+        eos_token_id=special_id("eos_token_id"),
+        pad_token_id=special_id("pad_token_id"),
+    )
 
 
 def byte_alphabet() -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 
 from mlx_eval.errors import ModelError
 
@@ -32,6 +32,25 @@ class Checkpoint:
     """Hugging Face's generation_config.json."""
 
 
+def new_model(config: Mapping[str, Any]) -> nn.Module:
+    """The mlx-lm model that `config` describes, with random weights that nobody has evaluated.
+
+    Raises:
+        ModelError: mlx-lm does not know the architecture, or the configuration makes no sense to it.
+    """
+    from mlx_lm.utils import _get_classes
+
+    settings = copy.deepcopy(dict(config))
+    try:
+        model_class, args_class = _get_classes(settings)
+        model: nn.Module = model_class(args_class.from_dict(settings))
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError) as error:
+        raise ModelError(
+            f"mlx-lm cannot build a model of type {config.get('model_type')!r} from this configuration: {error}"
+        ) from error
+    return model
+
+
 def build_model(config: Mapping[str, Any], weights: Mapping[str, mx.array]) -> nn.Module:
     """Make the mlx-lm model that `config` describes and give it `weights`.
 
@@ -40,16 +59,9 @@ def build_model(config: Mapping[str, Any], weights: Mapping[str, mx.array]) -> n
     Raises:
         ModelError: mlx-lm does not know the architecture, or names and shapes do not fit.
     """
-    from mlx_lm.utils import _get_classes, infer_quant_config
+    from mlx_lm.utils import infer_quant_config
 
-    config = copy.deepcopy(dict(config))
-    try:
-        model_class, args_class = _get_classes(config)
-        model: nn.Module = model_class(args_class.from_dict(config))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ModelError(
-            f"mlx-lm cannot build a model of type {config.get('model_type')!r} from this configuration: {error}"
-        ) from error
+    model = new_model(config)
     arrays = dict(weights)
     if hasattr(model, "sanitize"):
         arrays = model.sanitize(arrays)

@@ -181,6 +181,7 @@ def model_config(file: GGUFFile) -> dict[str, Any]:
     """
     architecture = architecture_of(file)
     heads = _own(file, "attention.head_count")
+    _check_blocks(file)
     theta = file.number(f"{file.architecture}.rope.freq_base", architecture.theta)
     config: dict[str, Any] = {
         "architectures": [architecture.class_name],
@@ -256,6 +257,14 @@ def row_order(file: GGUFFile, tensor: Tensor) -> np.ndarray[Any, Any] | None:
 def _own(file: GGUFFile, key: str, default: int | None = None) -> int:
     """A whole number under one of the architecture's own keys."""
     return file.integer(f"{file.architecture}.{key}", default)
+
+
+def _check_blocks(file: GGUFFile) -> None:
+    matches = (TENSOR_NAME.fullmatch(name) for name in file.tensors)
+    blocks = {int(match["block"]) for match in matches if match is not None and match["block"]}
+    expected = _own(file, "block_count")
+    if len(blocks) != expected or blocks != set(range(expected)):
+        raise file.wrong_value(f"{file.architecture}.block_count", f"the {len(blocks)} of the tensors")
 
 
 def _vocab_size(file: GGUFFile) -> int:

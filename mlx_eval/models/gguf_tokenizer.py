@@ -10,6 +10,7 @@ Token types (gguf.TokenType): 1 normal, 2 unknown, 3 control, 4 user-defined, 5 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -152,7 +153,7 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     if len(types) != len(tokens):
         raise ModelError(f"{file.path} is damaged: {len(tokens)} tokens, but {len(types)} token types")
     if len(set(tokens)) != len(tokens):
-        twice = next(token for i, token in enumerate(tokens) if token in set(tokens[:i]))
+        twice = Counter(tokens).most_common(1)[0][0]
         raise ModelError(f"{file.path}: the token {twice!r} stands in its vocabulary twice")
     return Vocabulary(tokens, types)
 
@@ -190,14 +191,15 @@ def _byte_level(file: GGUFFile, vocabulary: Vocabulary) -> tuple[Tokenizer, bool
     tokenizer = Tokenizer(model)
     if splitting.composes:
         tokenizer.normalizer = normalizers.NFC()
+    # ByteLevel has GPT-2's pattern built in, and puts a first space where that pattern cuts
+    *patterns, last = splitting.patterns
+    is_gpt2 = last == GPT2_SPLIT
     space = file.flag("tokenizer.ggml.add_space_prefix", False)
-    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in splitting.patterns]
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if space:
-        # ByteLevel puts the space before its own pattern cuts, so here it goes first, without cutting
-        prefix = normalizers.Replace(Regex(r"\A(?!\s)"), " ")
-        before = [tokenizer.normalizer] if splitting.composes else []
-        tokenizer.normalizer = normalizers.Sequence([*before, prefix])
+    if space and not is_gpt2:
+        raise file.wrong_value("tokenizer.ggml.add_space_prefix", f"false for a splitting like {name!r}")
+    patterns = patterns if is_gpt2 else [*patterns, last]
+    splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=is_gpt2)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, splitting.adds_bos

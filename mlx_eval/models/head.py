@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx import nn
 
 PROBE_IDS = ((1, 2, 3, 4, 5), (3, 1, 4, 1, 5))
 """Two rows of valid ids for any vocabulary of six or more."""
@@ -151,7 +151,9 @@ def _replace_module(model: Any, path: str, hook: HiddenHook) -> Any:
         cls = type(model)
         replaced = copy.copy(model)
         replaced.__class__ = type(
-            cls.__name__, (cls,), {"__call__": lambda self, *args, **kwargs: hook(cls.__call__(self, *args, **kwargs))}
+            cls.__name__,
+            (cls,),
+            {"__call__": lambda self, *args, **kwargs: hook(cls.__call__(self, *args, **kwargs))},
         )
         return replaced
     if isinstance(model, list | tuple):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-import mlx.nn as nn
+import mlx.core as mx
+from mlx import nn
 
 from mlx_eval.errors import ModelError
+from mlx_eval.models.checkpoint import build_model, new_model
+from mlx_eval.models.layout import BASE_PREFIXES, mlx_config, named_arrays, published_names
+
+HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -27,7 +33,7 @@ def find_directory(source: str, revision: str | None) -> Path:
         return path
     if path.exists():
         raise ModelError(f"{source} is neither a model directory nor a .gguf file")
-    if source.startswith((".", "/", "~")) or source.count("/") != 1:
+    if source.startswith((".", "/", "~")) or source.count("/") > 1 or not HUB_ID.fullmatch(source):
         raise ModelError(
             f"{source} does not exist; give a model directory, a .gguf file, a hub id such as owner/name, or demo"
         )
@@ -35,7 +41,12 @@ def find_directory(source: str, revision: str | None) -> Path:
 
 
 def _download(hub_id: str, revision: str | None) -> Path:
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    )
     from mlx_lm.utils import _download as download
 
     try:
@@ -57,22 +68,66 @@ def read_model(directory: Path, *, trust_remote_code: bool) -> tuple[nn.Module, 
     """
     from mlx_lm.utils import load_model
 
-    if not list(directory.glob("model*.safetensors")):
-        others = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".gguf"})
+    files = sorted(directory.glob("model*.safetensors"))
+    if not files:
+        others = sorted(
+            path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".gguf"}
+        )
         found = f"; it has {', '.join(others)}" if others else ""
         raise ModelError(f"{directory} holds no model*.safetensors{found}")
+    weights = _read_weights(files)
+    config = _read_config(directory)
+    if "tie_word_embeddings" not in config and "lm_head.weight" in weights:
+        config["tie_word_embeddings"] = False  # transformers' default for most; mlx-lm's is often the other
+    config = mlx_config(config)
+    if config.get("model_type") in BASE_PREFIXES and "quantization" not in config:
+        names = published_names(config["model_type"], list(weights), named_arrays(new_model(config)))
+        return build_model(config, {names[name]: array for name, array in weights.items()}), config
     try:
-        model, config = load_model(directory, lazy=True, trust_remote_code=trust_remote_code)
-    except json.JSONDecodeError as error:
-        raise ModelError(f"{directory}/config.json is damaged: {error}") from error
+        return load_model(directory, lazy=True, model_config=config, trust_remote_code=trust_remote_code)
     except (ValueError, RuntimeError, TypeError, KeyError, AttributeError, OSError) as error:
         raise ModelError(f"{directory} cannot be loaded: {_first_line(error)}") from error
-    return model, config
 
 
-def read_tokenizer(
-    directory: Path, config: dict[str, Any], *, trust_remote_code: bool
-) -> TokenizerWrapper:
+def read_generation_config(directory: Path) -> dict[str, Any]:
+    """The directory's generation_config.json; empty without one or when it cannot be read."""
+    try:
+        found = json.loads((directory / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    from mlx_lm.utils import load_config
+
+    try:
+        config: dict[str, Any] = load_config(directory)
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{directory / 'config.json'} cannot be read: {_first_line(error)}") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelError(f"{directory / 'config.json'} names no model_type: it is no model's configuration")
+    return config
+
+
+def _read_weights(files: list[Path]) -> dict[str, mx.array]:
+    """All tensors by name, not yet in memory.
+
+    Raises:
+        ModelError: a file is damaged.
+    """
+    weights: dict[str, mx.array] = {}
+    for path in files:
+        try:
+            found = mx.load(str(path))
+            assert isinstance(found, dict)
+            weights.update(found)
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"{path} is damaged or no safetensors file: {_first_line(error)}") from error
+    return weights
+
+
+def read_tokenizer(directory: Path, config: dict[str, Any], *, trust_remote_code: bool) -> TokenizerWrapper:
     """The tokenizer of a directory, with every end-of-sequence id of the model's configuration.
 
     Raises:
@@ -81,7 +136,7 @@ def read_tokenizer(
     from mlx_lm.utils import load_tokenizer
 
     try:
-        return load_tokenizer(
+        tokenizer: TokenizerWrapper = load_tokenizer(
             directory, {"trust_remote_code": trust_remote_code}, eos_token_ids=config.get("eos_token_id")
         )
     except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
@@ -89,6 +144,7 @@ def read_tokenizer(
             f"{directory} has no usable tokenizer ({_first_line(error)}); "
             "a model of raw bytes needs tokenizer='bytes'"
         ) from error
+    return tokenizer
 
 
 def _first_line(error: BaseException) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_flatten
+import numpy as np
+from mlx import nn
 
 from mlx_eval import config as defaults
+from mlx_eval.models.layout import named_arrays
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -32,6 +33,8 @@ class LoadedModel:
     config: Mapping[str, Any]
     source: str
     """What was asked to be loaded: a path, a hub id, `demo` or a name for a model in memory."""
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    """Hugging Face's generation_config.json, empty where there is none."""
 
     @property
     def max_length(self) -> int:
@@ -42,7 +45,7 @@ class LoadedModel:
     def dtype(self) -> str:
         """Name of the type that most of the floating-point parameters have, such as `bfloat16`."""
         sizes: dict[str, int] = {}
-        for _, array in tree_flatten(self.model.parameters()):
+        for array in named_arrays(self.model).values():
             if mx.issubdtype(array.dtype, mx.floating):
                 name = str(array.dtype).removeprefix("mlx.core.")
                 sizes[name] = sizes.get(name, 0) + array.size
@@ -70,7 +73,7 @@ class LoadedModel:
     @property
     def num_bytes(self) -> int:
         """Memory that the parameters take."""
-        return sum(array.nbytes for _, array in tree_flatten(self.model.parameters()))
+        return sum(array.nbytes for array in named_arrays(self.model).values())
 
     def fingerprint(self) -> str:
         """A name for the weights as they are loaded: 16 hexadecimal digits.
@@ -80,7 +83,7 @@ class LoadedModel:
         SHA-256: meant to tell models apart, not to resist an attacker.
         """
         digest = hashlib.sha256()
-        for name, array in sorted(tree_flatten(self.model.parameters())):
+        for name, array in sorted(named_arrays(self.model).items()):
             digest.update(f"{name} {array.shape} {array.dtype} {_checksum(array)}\n".encode())
         return digest.hexdigest()[:16]
 
@@ -107,4 +110,5 @@ def _checksum(array: mx.array) -> tuple[int, int]:
     first = mx.sum(words * ((2 * position + 1) * 2654435761))
     mixed = (words ^ (words >> 15)) * ((2 * position + 1) * 2246822519)
     second = mx.sum(mixed)
-    return int(first.item()), int(second.item())
+    sums = np.array(mx.stack([first, second]))
+    return int(sums[0]), int(sums[1])

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-from mlx import nn
 
 from mlx_eval.errors import InvalidOptionError, ModelError
 from mlx_eval.models import huggingface
+from mlx_eval.models.checkpoint import new_model
 from mlx_eval.models.fit import sanitized, settle_head
 from mlx_eval.models.layout import mlx_config, named_arrays, published_names
 from mlx_eval.models.load import wrap_tokenizer
@@ -72,12 +72,12 @@ def convert_torch(
     settings = mlx_config(_configuration(config))
     tensors = _state_dict(model_or_state_dict)
     own_names = _hugging_face_names(tensors, name_map)
-    published = published_names(settings["model_type"], list(own_names), named_arrays(_new_model(settings)))
+    published = published_names(settings["model_type"], list(own_names), named_arrays(new_model(settings)))
     own = {new: own_names[name] for name, new in published.items()}
     weights = {name: _to_array(own_name, tensors[own_name]) for name, own_name in own.items()}
     del tensors
     settle_head(settings, weights)
-    model = _new_model(settings)
+    model = new_model(settings)
     buffers = _buffer_names(model_or_state_dict)
     arrays = sanitized(model, settings, weights, own, buffers)
     model.load_weights(list(arrays.items()), strict=True)
@@ -110,52 +110,17 @@ def _configuration(config: Any) -> dict[str, Any]:
     return found
 
 
-def _new_model(config: dict[str, Any]) -> nn.Module:
-    """An mlx-lm model with random weights that nobody has evaluated."""
-    from mlx_lm.utils import _get_classes
-
-    try:
-        model_class, args_class = _get_classes(config)
-        model: nn.Module = model_class(args_class.from_dict(config))
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError) as error:
-        raise ModelError(
-            f"mlx-lm cannot build a model of type {config['model_type']!r} from this configuration: {error}"
-        ) from error
-    return model
-
-
 def _tokenizer(tokenizer: Any, config: Mapping[str, Any]) -> TokenizerWrapper:
     if tokenizer is None:
-        tokenizer = _byte_tokenizer(config)
+        from mlx_eval.models.bytes import byte_tokenizer_for
+
+        tokenizer = byte_tokenizer_for(config)
     elif isinstance(tokenizer, str | Path):
         directory = Path(tokenizer).expanduser()
         if not directory.is_dir():
             raise ModelError(f"tokenizer={str(tokenizer)!r}: there is no such directory")
         return huggingface.read_tokenizer(directory, dict(config), trust_remote_code=False)
     return wrap_tokenizer(tokenizer, config.get("eos_token_id"))
-
-
-def _byte_tokenizer(config: Mapping[str, Any]) -> Any:
-    """Ids 0 to 255 are bytes; the configuration's special ids count where they lie above."""
-    from mlx_eval.models.bytes import NUM_BYTES, byte_tokenizer
-
-    vocab_size = config["vocab_size"]
-    if vocab_size < NUM_BYTES:
-        raise ModelError(
-            f"vocab_size is {vocab_size}, too small for bytes: give a transformers tokenizer or a directory"
-        )
-
-    def special_id(key: str) -> int | None:
-        value = config.get(key)
-        value = value[0] if isinstance(value, list | tuple) and value else value
-        return value if isinstance(value, int) and NUM_BYTES <= value < vocab_size else None
-
-    return byte_tokenizer(
-        vocab_size=vocab_size,
-        bos_token_id=special_id("bos_token_id"),
-        eos_token_id=special_id("eos_token_id"),
-        pad_token_id=special_id("pad_token_id"),
-    )
 
 
 # --- tensors --------------------------------------------------------------------------------------

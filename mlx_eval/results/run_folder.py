@@ -26,7 +26,9 @@ def open_folder(path: str | Path) -> Path:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"mlx_eval")
     except OSError as error:
-        raise OutputError(f"cannot write to {path}: {error.strerror or error}; give another --output_path") from error
+        raise OutputError(
+            f"cannot write to {path}: {error.strerror or error}; give another --output_path"
+        ) from error
     return folder
 
 
@@ -39,7 +41,9 @@ def write_run_file(folder: Path, record: Mapping[str, Any]) -> Path:
     target = folder / RUN_FILE
     partial = folder / f".{RUN_FILE}.{os.getpid()}"
     try:
-        partial.write_text(json.dumps(record, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+        partial.write_text(
+            json.dumps(record, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8"
+        )
         partial.replace(target)
     except OSError as error:
         partial.unlink(missing_ok=True)

@@ -95,7 +95,14 @@ def encoded(values: np.ndarray, type_name: str) -> np.ndarray:
         return rows.reshape(values.shape[0], -1)
 
 
-SCALE_OFFSETS = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,)}
+SCALE_OFFSETS = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+}
 """Where a block has its float16 scales (ggml-common.h)."""
 
 

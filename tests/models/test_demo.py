@@ -23,7 +23,7 @@ DEMO = Path(mlx_eval.models.__file__).parent / "demo"
 TASKS = Path(mlx_eval.harness.__file__).parent / "demo_tasks"
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 NUM_TRAINING_DOCUMENTS = 5_000
-TEXT = "Ben hid the key in the attic. Dan left the cup in the den.\nQ: Where is the cup?\nA: den\n\n"
+TEXT = "Ben is in the attic. Dan is in the den.\nQ: Where is Dan?\nA: Dan is in the den.\n\n"
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -115,15 +115,16 @@ def test_transformers_gives_the_same_logits(loaded: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize("form", ["plain", "chat"])
 def test_it_finds_the_right_choice(loaded: tuple[Any, Any], form: str) -> None:
-    """The choices of a row begin with different bytes: the likeliest of the first bytes decides."""
+    """The choices of a row differ in their last word, and that in its first byte: the likeliest wins."""
     model, tokenizer = loaded
     right = 0
     for row in rows("choice_test"):
         text = f"{row['story']}\nQ: {row['question']}\nA:"
-        ids = prompt_ids(tokenizer, text, form) + ([ord(" ")] if form == "plain" else [])
+        words = [choice.split()[-1] for choice in row["choices"]]
+        lead = row["choices"][0].removesuffix(words[0])
+        ids = prompt_ids(tokenizer, text, form) + tokenizer.encode((" " if form == "plain" else "") + lead)
         logits = last_logits(model, ids)
-        firsts = [logits[choice.encode()[0]] for choice in row["choices"]]
-        right += int(np.argmax(firsts)) == row["label"]
+        right += int(np.argmax([logits[word.encode()[0]] for word in words])) == row["label"]
     assert right / len(rows("choice_test")) >= 0.8
 
 
@@ -161,23 +162,23 @@ def test_training_documents_are_the_same_each_time(scripts: dict[str, ModuleType
 
 
 def test_no_test_row_is_trained_on(scripts: dict[str, ModuleType]) -> None:
-    """By the partition, and by looking for the rows in as much text as a good part of the training saw."""
+    """By the partition, and by looking for the rows in text as the training saw it."""
     text = scripts["demo_text"]
-    seed = scripts["train_demo"].SEED
-    sums = [row["question"] for row in rows("sums_test")]
+    sums = [row["answer"] for row in rows("sums_test")]
     stories = [line for row in rows("texts_test") for line in row["text"].split("\n")]
     told = [row["story"] for row in rows("choice_test")]
-    for line in [*stories, *told]:
-        assert text.is_held_out(line)
-    # the same sum the other way round counts as the same
-    numbers = [question.removeprefix("What is ").rstrip("?").split(" + ") for question in sums]
-    turned = [f"What is {second} + {first}?" for first, second in numbers]
+    assert all(text.is_held_out(line) for line in stories)
+    assert all(text.is_held_out(answer.split(" =")[0]) for answer in sums)
+    for line in told:  # the same facts in another order count as the same
+        sentences = [f"{sentence}." for sentence in line.removesuffix(".").split(". ")]
+        assert text.is_held_out(" ".join(sorted(sentences)))
+    seed = scripts["train_demo"].SEED
     stream = itertools.islice(text.documents(seed, 480), NUM_TRAINING_DOCUMENTS)
     seen = "\n".join("".join(piece.text for piece in document) for document in stream)
-    for line in [*stories, *told, *sums, *turned]:
+    for line in [*stories, *told, *sums]:
         assert line not in seen
-    # the search finds what is there: rows of the train split are sums that training may use
-    assert all(row["question"] in seen for row in rows("sums_train"))
+    # the search finds what is there: sums of the train split are sums that training uses
+    assert all(row["answer"] in seen for row in rows("sums_train"))
 
 
 def test_the_chat_of_training_is_that_of_the_template(
@@ -185,15 +186,16 @@ def test_the_chat_of_training_is_that_of_the_template(
 ) -> None:
     _, tokenizer = loaded
     text, training = scripts["demo_text"], scripts["train_demo"]
-    turns = [("What is 1 + 2?", "3"), ("Where is it?", "attic")]
+    turns = [text.Turn("What is 1 + 2?", "1 + 2 =", "3"), text.Turn("Where is Ben?", "Ben is in the", "den")]
+    exchanges = [(text.prompt(turn, "Ben has the key."), turn) for turn in turns]
     messages = [
         {"role": role, "content": content}
-        for turn in turns
-        for role, content in zip(("user", "assistant"), turn, strict=True)
+        for asked, turn in exchanges
+        for role, content in (("user", asked), ("assistant", turn.sentence))
     ]
     systems = set()
     for seed in range(20):
-        document = text.chat(turns, random.Random(seed))
+        document = text.chat(exchanges, random.Random(seed))
         written = "".join(piece.text for piece in document).removesuffix("<|eos|>")
         system = written.partition("<|system|>")[2].partition("<|end|>")[0]
         systems.add(system)

@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import mlx_eval.models  # noqa: F401  (the BLAS goes before mlx)
-import mlx.core as mx  # isort: skip
+import mlx.core as mx
 import numpy as np
 import pytest
-from gguf_files import decoded, llama3_factors, write_model
-from tiny_transformers import CONFIGS, mlx_logits, tiny, torch_logits
 
 from mlx_eval.errors import ModelError
 from mlx_eval.models.checkpoint import build_model
 from mlx_eval.models.gguf import read_gguf
+
+from .gguf_files import decoded, llama3_factors, write_model
+from .tiny_transformers import CONFIGS, mlx_logits, tiny, torch_logits
 
 pytest.importorskip("torch")
 
@@ -126,7 +126,8 @@ def mixed_kinds(name: str) -> str:
 def mixed_model(tmp_path: Path, name: str = "llama") -> tuple[Path, Any]:
     """A file of mixed types, and transformers' model of the values that are left in it."""
     import torch
-    from gguf_files import permuted
+
+    from .gguf_files import permuted
 
     original = tiny(name, **WIDE)
     path = write_model(tmp_path / "mixed.gguf", original, kind=mixed_kinds)
@@ -219,15 +220,25 @@ def test_a_file_of_floats_keeps_its_type(kind: str, dtype: mx.Dtype, tmp_path: P
 
 
 def test_per_layer_lists_of_one_number_count_as_that_number(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", tiny("llama"), changes={"llama.attention.head_count_kv": [2, 2, 2]})
+    path = write_model(
+        tmp_path / "m.gguf", tiny("llama"), changes={"llama.attention.head_count_kv": [2, 2, 2]}
+    )
     assert read_gguf(path, keep_quantized=False).config["num_key_value_heads"] == 2
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "experts": ("llama", {"llama.expert_count": 4}, "mixture of experts"),
-    "heads": ("llama", {"llama.attention.head_count_kv": [2, 1, 2]}, "head_count_kv holds .* one whole number"),
+    "heads": (
+        "llama",
+        {"llama.attention.head_count_kv": [2, 1, 2]},
+        "head_count_kv holds .* one whole number",
+    ),
     "rotated part": ("llama", {"llama.rope.dimension_count": 4}, "rope.dimension_count holds 4, expected 8"),
-    "scaling": ("llama", {"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 2.0}, "'su', expected"),
+    "scaling": (
+        "llama",
+        {"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 2.0},
+        "'su', expected",
+    ),
     "yarn": (
         "llama",
         {
@@ -237,10 +248,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "attn_factor holds 0.5",
     ),
-    "qwen2 heads": ("qwen2", {"qwen2.attention.key_length": 16, "qwen2.attention.value_length": 16}, "heads of 16"),
+    "qwen2 heads": (
+        "qwen2",
+        {"qwen2.attention.key_length": 16, "qwen2.attention.value_length": 16},
+        "heads of 16",
+    ),
     "caps": ("gemma3_text", {"gemma3.final_logit_softcapping": 30.0}, "caps no logits"),
     "layers": ("gemma3_text", {}, "3 layers are fewer than one round of 6"),
-    "text as number": ("llama", {"llama.context_length": "long"}, "context_length holds 'long', expected one whole"),
+    "text as number": (
+        "llama",
+        {"llama.context_length": "long"},
+        "context_length holds 'long', expected one whole",
+    ),
 }
 
 
@@ -301,5 +320,9 @@ def test_the_generation_configuration_has_every_end(tmp_path: Path) -> None:
     changes = {"tokenizer.ggml.eot_token_id": 256, "tokenizer.ggml.eom_token_id": 258}
     path = write_model(tmp_path / "model.gguf", tiny("llama"), changes=changes)
     checkpoint = read_gguf(path, keep_quantized=False)
-    assert checkpoint.generation_config == {"bos_token_id": 256, "pad_token_id": 258, "eos_token_id": [257, 256, 258]}
+    assert checkpoint.generation_config == {
+        "bos_token_id": 256,
+        "pad_token_id": 258,
+        "eos_token_id": [257, 256, 258],
+    }
     assert checkpoint.config["eos_token_id"] == [257, 256, 258]

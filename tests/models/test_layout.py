@@ -5,7 +5,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx import nn
-from tiny_transformers import HEADS_OF_8
 
 from mlx_eval.errors import ModelError
 from mlx_eval.models.layout import (
@@ -15,6 +14,8 @@ from mlx_eval.models.layout import (
     named_arrays,
     published_names,
 )
+
+from .tiny_transformers import HEADS_OF_8
 
 OTHER_KEYS: dict[str, dict[str, Any]] = {
     "phi3": {"original_max_position_embeddings": 128},

@@ -9,7 +9,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from tiny_transformers import CONFIGS, mlx_logits, tiny, torch_logits
 
 from mlx_eval.errors import ModelError, OutputError
 from mlx_eval.models import save
@@ -18,6 +17,8 @@ from mlx_eval.models.layout import named_arrays
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.models.precision import apply_precision
 from mlx_eval.models.save import check_destination, save_directory
+
+from .tiny_transformers import CONFIGS, mlx_logits, tiny, torch_logits
 
 LOGIT_TOLERANCE = 1e-4
 """Float32 rounding of two implementations; anything written wrongly moves the logits by more than 0.01."""
@@ -288,8 +289,8 @@ def test_a_file_that_the_system_refuses(tmp_path: Path) -> None:
 
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r}); "
-        "from test_save import llama, save_directory; from pathlib import Path; loaded = llama(); "
+        f"sys.path.insert(0, {str(Path(__file__).parents[2])!r}); "
+        "from tests.models.test_save import Path, llama, save_directory; loaded = llama(); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY)); "
         f"save_directory(loaded, Path({str(tmp_path / 'out')!r}))"
     )

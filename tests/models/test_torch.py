@@ -7,11 +7,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from tiny_transformers import CONFIGS, TOKENS, VOCAB, mlx_logits, tiny, torch_logits
 
 from mlx_eval.errors import InvalidOptionError, ModelError, UnknownNameError
 from mlx_eval.models.layout import named_arrays
 from mlx_eval.models.torch import convert_torch
+
+from .tiny_transformers import CONFIGS, TOKENS, VOCAB, mlx_logits, tiny, torch_logits
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
