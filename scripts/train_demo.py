@@ -165,12 +165,15 @@ def make_optimizer(steps: int) -> optim.MultiOptimizer:
     return optim.MultiOptimizer([muon, adam], [lambda path, array: "proj" in path])
 
 
-def train(steps: int, seed: int) -> nn.Module:
-    """Train from scratch, in float32, and print the loss as it falls."""
+def train(steps: int, seed: int, start: Path | None = None) -> nn.Module:
+    """Train in float32, from scratch or the weights in the folder `start`, and print the loss."""
     from mlx_lm.models.llama import Model, ModelArgs
 
     mx.random.seed(seed)
     model: nn.Module = Model(ModelArgs.from_dict(CONFIG))
+    if start is not None:
+        model.load_weights(str(start / "model.safetensors"))
+        model.set_dtype(mx.float32)
     optimizer = make_optimizer(steps)
     optimizer.init(model.trainable_parameters())
     state = [model.state, optimizer.state]
@@ -219,9 +222,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded demo model.")
     parser.add_argument("--steps", type=int, default=STEPS, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
+    parser.add_argument("--start", type=Path, help="directory of an earlier run to go on from")
     parser.add_argument("--out", type=Path, default=OUT, help="directory to write")
     options = parser.parse_args()
-    save(train(options.steps, options.seed), options.out)
+    save(train(options.steps, options.seed, options.start), options.out)
 
 
 if __name__ == "__main__":

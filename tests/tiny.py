@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
+from mlx import nn
 
 from mlx_eval.models.bytes import byte_tokenizer
 from mlx_eval.models.load import wrap_tokenizer
@@ -167,7 +167,9 @@ def oracle_score(
 
 
 def assert_scores(
-    model: nn.Module, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], answers: Sequence[tuple[float, bool]]
+    model: nn.Module,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    answers: Sequence[tuple[float, bool]],
 ) -> None:
     """Each answer is the oracle's, is_greedy where it is no near-tie."""
     assert len(answers) == len(pairs)

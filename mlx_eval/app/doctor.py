@@ -58,6 +58,7 @@ def examine(model: str | None = None, loading: Mapping[str, Any] | None = None) 
 
 def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
     from mlx_eval import config
+    from mlx_eval.models.differences import known_differences
     from mlx_eval.models.head import RowHead
     from mlx_eval.models.load import load_model
 
@@ -79,6 +80,7 @@ def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[
             "on scored positions only" if is_split else "on every position: the model could not be split",
         ),
         ("fingerprint", loaded.fingerprint()),
+        *(("differs", text) for text in known_differences(loaded.config)),
     ]
     wrong = []
     room = runtime.device().memory_bytes

@@ -2,12 +2,14 @@
 
 mlx-lm's `BatchGenerator` keeps the KV caches and steps the rows; this module decides when a row is done.
 Prompts are prefilled one at a time, because padding a prompt changes the answer of models with a
-recurrent state.
+recurrent state. Models that mlx-lm cannot decode in batches are decoded a row at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+import contextlib
+import logging
+from collections.abc import Callable, Generator, Sequence, Set
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +18,10 @@ from mlx import nn
 from mlx_eval import config
 from mlx_eval.engine.sampling import row_sampler
 from mlx_eval.engine.stops import AnswerText, Decode, Thinking
+from mlx_eval.engine.together import decodes_together
 from mlx_eval.records import Generation, GenerationRequest
+
+logger = logging.getLogger(__name__)
 
 OnGeneration = Callable[[int, Generation], None]
 
@@ -37,74 +42,116 @@ def generate(
     Args:
         model: an mlx-lm model.
         requests: prompts with their limits; in any order, the longest are started first.
-        batch_size: rows decoded together.
+        batch_size: the most rows decoded together.
         decode: ids to text, special tokens left out.
         eos_token_ids: every id that ends a sequence.
         on_generation: called once for each request index as its row ends.
         on_tokens: called with the number of tokens just computed, those of a prompt with its first answer token.
         thinking: the model's markers of a thinking section.
     """
-    from mlx_lm.generate import BatchGenerator
-
     if not requests:
         return
     order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].prompt_ids), requests[i].prompt_ids))
+    rows = [
+        _Row(i, requests[i], AnswerText(decode, requests[i].stop, thinking, requests[i].in_thinking))
+        for i in order
+    ]
     stepped: Any = _Float32Logits(model)
-    samplers: list[Any] = [row_sampler(requests[i].sampling) for i in order]  # None: greedy
+    together = batch_size > 1 and len(rows) > 1
+    if together and not decodes_together(model):
+        logger.warning("mlx-lm cannot decode this model in batches: prompts are continued one at a time")
+        together = False
+    steps = (
+        _steps_together(stepped, rows, batch_size, eos_token_ids)
+        if together
+        else _steps_alone(stepped, rows, eos_token_ids)
+    )
+    with contextlib.closing(steps):
+        for row, token in steps:
+            on_tokens(1 if row.num_tokens else 1 + len(row.request.prompt_ids))
+            row.advance(token, is_eos=token in eos_token_ids)
+            if row.finish_reason:
+                on_generation(row.index, row.result())
+
+
+def _steps_together(
+    model: Any, rows: Sequence[_Row], batch_size: int, eos_token_ids: Set[int]
+) -> Generator[tuple[_Row, int], None, None]:
+    """Yield each new token with its row, until every row has a finish reason."""
+    from mlx_lm.generate import BatchGenerator
+
     generator = BatchGenerator(
-        stepped,
+        model,
         stop_tokens=[[token] for token in sorted(eos_token_ids)] or None,
         completion_batch_size=batch_size,
         prefill_batch_size=1,
         prefill_step_size=config.PREFILL_STEP,
     )
+    samplers: list[Any] = [row_sampler(row.request.sampling) for row in rows]  # None: greedy
     try:
         uids = generator.insert(
-            [list(requests[i].prompt_ids) for i in order],
-            max_tokens=[requests[i].max_tokens for i in order],
+            [list(row.request.prompt_ids) for row in rows],
+            max_tokens=[row.request.max_tokens for row in rows],
             samplers=samplers,
         )
-        rows = {
-            uid: _Row(index, AnswerText(decode, request.stop, thinking, request.in_thinking))
-            for uid, index in zip(uids, order, strict=True)
-            for request in [requests[index]]
-        }
-        while rows:
+        waiting = dict(zip(uids, rows, strict=True))
+        while waiting:
             for response in generator.next_generated():
-                row = rows[response.uid]
-                on_tokens(1 if row.has_begun else 1 + len(requests[row.index].prompt_ids))
-                if reason := row.advance(response.token, response.finish_reason):
+                row = waiting[response.uid]
+                yield row, response.token
+                if row.finish_reason:
                     if response.finish_reason is None:
                         generator.remove([response.uid])
-                    del rows[response.uid]
-                    on_generation(row.index, row.result(reason))
+                    del waiting[response.uid]
     finally:
         generator.close()
+
+
+def _steps_alone(
+    model: Any, rows: Sequence[_Row], eos_token_ids: Set[int]
+) -> Generator[tuple[_Row, int], None, None]:
+    """The same, one row after the other."""
+    from mlx_lm.generate import generate_step
+
+    for row in rows:
+        steps: Any = generate_step(
+            mx.array(row.request.prompt_ids),
+            model,
+            max_tokens=row.request.max_tokens,
+            sampler=row_sampler(row.request.sampling),
+            prefill_step_size=config.PREFILL_STEP,
+        )
+        with contextlib.closing(steps):
+            for token, _ in steps:
+                yield row, token
+                if row.finish_reason:
+                    break
 
 
 class _Row:
     """One prompt's answer while it grows."""
 
-    def __init__(self, index: int, answer: AnswerText) -> None:
+    def __init__(self, index: int, request: GenerationRequest, answer: AnswerText) -> None:
         self.index = index
+        self.request = request
+        self.num_tokens = 0
+        self.finish_reason: str | None = None
+        """`stop` or `length`; None while the row goes on."""
         self._answer = answer
-        self._num_tokens = 0
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether any token has come."""
-        return self._num_tokens > 0
+    def advance(self, token: int, *, is_eos: bool) -> None:
+        """Take one token; an end-of-sequence token is no part of the text."""
+        self.num_tokens += 1
+        if is_eos or self._answer.push(token):
+            self.finish_reason = "stop"
+        elif self.num_tokens == self.request.max_tokens:
+            self.finish_reason = "length"
 
-    def advance(self, token: int, finish_reason: str | None) -> str | None:
-        """Take one token; why the row ends with it, None when it goes on."""
-        self._num_tokens += 1
-        if finish_reason == "stop":  # an end-of-sequence token: no part of the text
-            return "stop"
-        return "stop" if self._answer.push(token) else finish_reason
-
-    def result(self, reason: str) -> Generation:
+    def result(self) -> Generation:
+        """The answer of a finished row."""
+        assert self.finish_reason is not None
         text, unfinished = self._answer.finish()
-        return Generation(text, self._num_tokens, reason, unfinished)
+        return Generation(text, self.num_tokens, self.finish_reason, unfinished)
 
 
 class _Float32Logits:

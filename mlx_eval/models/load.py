@@ -11,6 +11,7 @@ from mlx_eval import config as defaults
 from mlx_eval.errors import ModelError
 from mlx_eval.models import huggingface, runtime
 from mlx_eval.models.checkpoint import Checkpoint, build_model
+from mlx_eval.models.differences import known_differences
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.models.precision import apply_precision, check_precision, keeps_quantized
 
@@ -78,6 +79,8 @@ def load_model(
     if tokenizer is not None:
         own_tokenizer = _other_tokenizer(tokenizer, config, trust_remote_code=trust_remote_code)
     assert own_tokenizer is not None
+    for text in known_differences(config):
+        logger.warning("%s: %s", config["model_type"], text)
     return LoadedModel(model, own_tokenizer, config, name, generation)
 
 

@@ -19,7 +19,11 @@ def test_no_requests_make_no_batches() -> None:
 
 
 def test_requests_that_feed_the_same_tokens_share_a_row() -> None:
-    requests = [ScoringRequest((1, 2), (3, 4)), ScoringRequest((1, 2), (3, 9)), ScoringRequest((1,), (2, 3, 5))]
+    requests = [
+        ScoringRequest((1, 2), (3, 4)),
+        ScoringRequest((1, 2), (3, 9)),
+        ScoringRequest((1,), (2, 3, 5)),
+    ]
     plan = plan_scoring(requests, 8)
     assert [row.tokens for batch in plan.batches for row in batch.rows] == [(1, 2, 3)]
     assert plan.batches[0].rows[0].requests == (0, 1, 2)
@@ -38,7 +42,9 @@ def test_counts_of_batches_and_padding() -> None:
 
 
 @given(REQUESTS, st.integers(1, 5))
-def test_every_request_is_answered_by_one_row_with_its_tokens(requests: list[ScoringRequest], size: int) -> None:
+def test_every_request_is_answered_by_one_row_with_its_tokens(
+    requests: list[ScoringRequest], size: int
+) -> None:
     plan = plan_scoring(requests, size)
     rows = [row for batch in plan.batches for row in batch.rows]
     answered = sorted(index for row in rows for index in row.requests)

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx import nn
 
 from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.score import Scorer
 from mlx_eval.records import Score, ScoringRequest
-
-from ..tiny import ScriptedModel, assert_scores, tiny_model
+from tests.tiny import ScriptedModel, assert_scores, tiny_model
 
 VOCAB = 64
 IDS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9).map(tuple)
@@ -74,10 +73,12 @@ ARCHITECTURES = {
 }
 
 
-@pytest.mark.parametrize("name", ["llama", "llama tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere"])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere"]
+)
 def test_architectures_score_as_the_oracle_with_the_head_on_chosen_rows(name: str) -> None:
     """Tied embeddings, soft-capped and scaled logits, sliding windows: what comes after the rows is the model's."""
-    network = tiny_model(name.split()[0], VOCAB, **ARCHITECTURES[name])
+    network = tiny_model(name.split(maxsplit=1)[0], VOCAB, **ARCHITECTURES[name])
     scorer = Scorer(network)
     assert scorer._head.is_split
     requests = random_requests(7)
@@ -88,7 +89,11 @@ def test_a_model_without_a_split_is_scored_on_full_logits() -> None:
     scripted = ScriptedModel("abc", "xyz")
     scorer = Scorer(scripted)
     assert not scorer._head.is_split
-    requests = [ScoringRequest((261,), tuple(b"abc")), ScoringRequest((1, 262), tuple(b"xyq")), ScoringRequest((5,), (5,))]
+    requests = [
+        ScoringRequest((261,), tuple(b"abc")),
+        ScoringRequest((1, 262), tuple(b"xyq")),
+        ScoringRequest((5,), (5,)),
+    ]
     answers = scores(scorer, requests)
     assert_scores(scripted, pairs(requests), answers)
     assert [answer.is_greedy for answer in answers] == [True, False, False]
@@ -96,7 +101,9 @@ def test_a_model_without_a_split_is_scored_on_full_logits() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(REQUESTS, st.integers(1, 6))
-def test_any_requests_in_any_batch_size_score_as_the_oracle(requests: list[ScoringRequest], size: int) -> None:
+def test_any_requests_in_any_batch_size_score_as_the_oracle(
+    requests: list[ScoringRequest], size: int
+) -> None:
     assert_scores(model(), pairs(requests), scores(Scorer(model()), requests, size))
 
 
@@ -128,7 +135,9 @@ def test_the_head_in_many_chunks_scores_as_the_oracle(rows: int) -> None:
 
 def test_chunks_and_steps_together_score_as_the_oracle() -> None:
     requests = random_requests(9, longest=30, seed=4)
-    scorer = Scorer(tiny_model("gemma2", VOCAB, query_pre_attn_scalar=8), prefill_step=5, logits_bytes=4 * VOCAB * 2)
+    scorer = Scorer(
+        tiny_model("gemma2", VOCAB, query_pre_attn_scalar=8), prefill_step=5, logits_bytes=4 * VOCAB * 2
+    )
     assert_scores(scorer._model, pairs(requests), scores(scorer, requests, 4))
 
 
@@ -146,7 +155,7 @@ def test_requests_equal_but_for_their_split_are_not_mixed_up() -> None:
 
 
 def test_greedy_is_said_of_greedy_continuations_only() -> None:
-    from ..tiny import oracle_generate
+    from tests.tiny import oracle_generate
 
     greedy, _ = oracle_generate(model(), (3, 1), 4)
     other = [*greedy[:3], (greedy[3] + 1) % VOCAB]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mlx_eval.engine.stops import MAX_HELD, AnswerText, Thinking
 from mlx_eval.harness.encoding import Encoder
-
-from ..tiny import THINK, THINK_END, bpe_tokenizer, script_tokenizer, spm_tokenizer
+from tests.tiny import THINK, THINK_END, bpe_tokenizer, script_tokenizer, spm_tokenizer
 
 THINKING = Thinking("<think>", "</think>")
 TOKENIZERS = {"bytes": script_tokenizer, "bpe": bpe_tokenizer, "spm": spm_tokenizer}
@@ -35,7 +34,9 @@ def run(answer: AnswerText, ids: Sequence[int]) -> int:
     return len(ids)
 
 
-def answer_of(name: str, text: str, stop: Sequence[str] = (), thinking: Thinking | None = None, **kwargs: Any) -> str:
+def answer_of(
+    name: str, text: str, stop: Sequence[str] = (), thinking: Thinking | None = None, **kwargs: Any
+) -> str:
     answer = AnswerText(decoder(name), stop, thinking, **kwargs)
     run(answer, encode(name, text))
     return answer.finish().text
@@ -79,7 +80,8 @@ def test_any_text_and_stops_agree_with_the_oracle(name: str, data: st.DataObject
     ids = encode(name, text)
     decode = decoder(name)
     expected_count = next(
-        (count for count in range(1, len(ids) + 1) if any(stop in decode(ids[:count]) for stop in stops)), len(ids)
+        (count for count in range(1, len(ids) + 1) if any(stop in decode(ids[:count]) for stop in stops)),
+        len(ids),
     )
     whole = decode(ids[:expected_count])
     cut = min((whole.find(stop) for stop in stops if stop in whole), default=len(whole))

@@ -44,7 +44,9 @@ def test_half_types_are_computed_in_float32(dtype: mx.Dtype) -> None:
     result = logprob(logits, mx.array([[7], [8]]))
     expected, _ = reference(np.array(logits.astype(mx.float32)))
     assert result.logprob.dtype == mx.float32
-    np.testing.assert_allclose(np.array(result.logprob)[:, 0], expected[[0, 1], [7, 8]], atol=ROUNDING, rtol=0)
+    np.testing.assert_allclose(
+        np.array(result.logprob)[:, 0], expected[[0, 1], [7, 8]], atol=ROUNDING, rtol=0
+    )
 
 
 @pytest.mark.parametrize("shift", [-1e4, 1e4])
@@ -75,7 +77,9 @@ def test_argmax_takes_the_lowest_of_equals() -> None:
     assert logprob(mx.array([[1.0, 3.0, 3.0]]), mx.array([[0]])).argmax.item() == 1
 
 
-@pytest.mark.parametrize(("rows", "targets"), [((3,), (1, 1)), ((2, 3), (1, 1)), ((2, 3), (2,)), ((1, 2, 3), (1, 1))])
+@pytest.mark.parametrize(
+    ("rows", "targets"), [((3,), (1, 1)), ((2, 3), (1, 1)), ((2, 3), (2,)), ((1, 2, 3), (1, 1))]
+)
 def test_shapes_that_do_not_fit_are_named(rows: tuple[int, ...], targets: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"logits \[N, V\] and targets \[N, K\]"):
         logprob(mx.zeros(rows), mx.zeros(targets, dtype=mx.int32))

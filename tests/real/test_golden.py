@@ -79,7 +79,8 @@ def logit_gap_where_texts_part(lm: MLXEvalLM, prompt: str, ours: str, theirs: st
     first = lm.tok_encode(prompt + ours)
     second = lm.tok_encode(prompt + theirs)
     shared = next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
+        min(len(first), len(second)),
     )
     assert shared >= len(ids)
     logits = np.array(lm.loaded.model(mx.array([first[:shared]]))[0, -1].astype(mx.float32))
