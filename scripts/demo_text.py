@@ -202,18 +202,34 @@ def repeated(turns: list[Turn], told: str, rng: random.Random) -> Document:
     return [*pieces, Piece("\n<|eos|>")]
 
 
-def document(rng: random.Random, max_bytes: int) -> Document:
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Which share of the documents is of which kind. What is neither story nor sums is facts."""
+
+    stories: float = 0.12
+    sums: float = 0.28
+    bare: float = 0.35
+    """Of the sums and facts: those without questions."""
+    tellings: int = 1
+    """How often facts without questions are told again, each time in another order."""
+
+
+DEFAULT_MIX = Mix()
+
+
+def document(rng: random.Random, max_bytes: int, mix: Mix = DEFAULT_MIX) -> Document:
     """One training document of about `max_bytes` at most; stories may be longer."""
     kind = rng.random()
-    if kind < 0.12:
+    if kind < mix.stories:
         text = stories(rng, 1 + int(rng.random() < 0.4) * max_bytes // 200, held_out=False)
         return [Piece("<|bos|>" if rng.random() < 0.7 else ""), Piece(text), Piece("\n<|eos|>")]
-    is_sums = kind < 0.4
-    if rng.random() < 0.35:
+    is_sums = kind < mix.stories + mix.sums
+    if rng.random() < mix.bare:
         if is_sums:
             return repeated([sum_turn(rng, held_out=False) for _ in range(max_bytes // 20)], "", rng)
         told = facts(rng, rng.randint(1, 4), held_out=False)
-        return repeated(rng.sample(told.turns, len(told.turns)), told.text, rng)
+        again = [turn for _ in range(mix.tellings) for turn in rng.sample(told.turns, len(told.turns))]
+        return repeated(again, told.text, rng)
     exchanges: list[Exchange] = []
     ask = prompt if rng.random() < 0.8 else _bare
     length = 0
@@ -230,11 +246,11 @@ def document(rng: random.Random, max_bytes: int) -> Document:
     return chat(exchanges, rng)
 
 
-def documents(seed: int, max_bytes: int) -> Iterator[Document]:
+def documents(seed: int, max_bytes: int, mix: Mix = DEFAULT_MIX) -> Iterator[Document]:
     """Training documents without end."""
     rng = random.Random(seed)
     while True:
-        yield document(rng, max_bytes)
+        yield document(rng, max_bytes, mix)
 
 
 def _bare(turn: Turn, text: str = "") -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
+from mlx.utils import tree_flatten, tree_map_with_path
 
 from mlx_eval.models.bytes import byte_tokenizer
 from mlx_eval.models.load import wrap_tokenizer
@@ -116,8 +118,6 @@ def tiny_model(model_type: str = "llama", vocab_size: int = 330, seed: int = 0, 
             noise = noise * 1.5 / np.sqrt(array.shape[-1])
         return mx.array(noise.astype(np.float32))
 
-    from mlx.utils import tree_map_with_path
-
     model.update(tree_map_with_path(filled, model.parameters()))
     model.eval()
     mx.eval(model.parameters())
@@ -130,6 +130,24 @@ def loaded(
     """A `LoadedModel` of a model and a transformers tokenizer."""
     config = {"max_position_embeddings": window, "eos_token_id": eos_token_id}
     return LoadedModel(model, wrap_tokenizer(tokenizer, eos_token_id), config, "tiny")
+
+
+def write_directory(path: Path, tokenizer: Any = None, **changes: Any) -> nn.Module:
+    """Write a tiny llama as a Hugging Face directory; `changes` go into its config.json."""
+    model = tiny_model()
+    path.mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_act": "silu",
+        "vocab_size": 330,
+        **SHAPE,
+        **changes,
+    }
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tokenizer or bpe_tokenizer()).save_pretrained(str(path))
+    return model
 
 
 def request(*arguments: Any) -> Any:

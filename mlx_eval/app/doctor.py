@@ -33,7 +33,7 @@ def examine(model: str | None = None, loading: Mapping[str, Any] | None = None) 
     device = runtime.device()
     facts = [
         ("chip", device.name),
-        ("memory", f"{device.memory_bytes / GIB:.1f} GiB"),
+        ("memory", _size(device.memory_bytes)),
         ("system", device.os),
         ("device", "Metal" if device.is_metal else "CPU"),
         ("BLAS", device.blas),
@@ -70,7 +70,7 @@ def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[
         ("parameters", f"{loaded.num_parameters:,}"),
         (
             "weights",
-            f"{loaded.num_bytes / GIB:.2f} GiB, {loaded.dtype}, {loaded.quantization or 'not quantised'}",
+            f"{_size(loaded.num_bytes)}, {loaded.dtype}, {loaded.quantization or 'not quantised'}",
         ),
         ("window", f"{loaded.max_length:,} tokens"),
         ("chat template", "yes" if loaded.tokenizer.has_chat_template else "no"),
@@ -91,3 +91,8 @@ def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[
             "the tokenizer names no end-of-sequence token: generation ends at stop texts and limits only"
         )
     return facts, wrong
+
+
+def _size(num_bytes: int) -> str:
+    """Bytes in MiB or GiB."""
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"

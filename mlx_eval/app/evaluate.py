@@ -16,10 +16,12 @@ from typing import Any, Final
 
 from mlx_eval.harness.adapter import LmEvalAdapter
 from mlx_eval.harness.files import new_tracker, write_results
+from mlx_eval.harness.gen_kwargs import parse_gen_kwargs
 from mlx_eval.harness.lm import MLXEvalLM
 from mlx_eval.harness.prepare import prepare_tasks
 from mlx_eval.models import runtime
-from mlx_eval.models.load import load_model
+from mlx_eval.models.load import check_source, load_model
+from mlx_eval.models.precision import check_precision
 from mlx_eval.results.run_folder import open_folder, write_run_file
 from mlx_eval.results.summary import Summary, summarize
 
@@ -68,6 +70,7 @@ def evaluate(job: Job) -> Outcome:
     started = time.time()
     clock = time.perf_counter()
     folder = None if job.output_path is None else open_folder(job.output_path)
+    _check(job)
     confirmed = bool(job.evaluation.get("confirm_run_unsafe_code", False))
     metadata = {"pretrained": job.model, **(job.evaluation.get("metadata") or {})}
     tasks = prepare_tasks(
@@ -90,6 +93,22 @@ def evaluate(job: Job) -> Outcome:
         files = write_results(tracker, results, folder, log_samples=job.log_samples)
         files.append(write_run_file(folder, {**record, "files": [path.name for path in files]}))
     return Outcome(summarize(results), record, tuple(files))
+
+
+def _check(job: Job) -> None:
+    """Find what is wrong with the options themselves before tasks are read and models loaded.
+
+    Raises:
+        MlxEvalError: something is.
+    """
+    check_source(job.model)
+    precision = {name: job.loading.get(name) for name in ("dtype", "quantize", "dequantize")}
+    check_precision(**precision)
+    gen_kwargs = job.evaluation.get("gen_kwargs")
+    if isinstance(gen_kwargs, Mapping):
+        parse_gen_kwargs(gen_kwargs, default_max_tokens=1, seed=0)
+    if use_cache := job.evaluation.get("use_cache"):
+        open_folder(Path(use_cache).parent, "--use_cache")
 
 
 def _record(job: Job, lm: MLXEvalLM, started: float) -> dict[str, Any]:

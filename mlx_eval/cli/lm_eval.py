@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlx_eval.cli.parser import Subparsers
+from mlx_eval.errors import InvalidOptionError, MlxEvalError
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -22,8 +23,14 @@ def run_lm_eval(words: Sequence[str]) -> int:
 
     Raises:
         ImportError: lm_eval is not installed.
+        InvalidOptionError: lm-eval refuses its arguments.
     """
     from mlx_eval.harness.register import run_command_line
 
-    run_command_line(words)
+    try:
+        run_command_line(words)
+    except ValueError as error:  # how lm-eval says that a task or an option is wrong
+        if isinstance(error, MlxEvalError):
+            raise
+        raise InvalidOptionError(f"lm-eval: {error}") from error
     return 0

@@ -33,22 +33,12 @@ NOTHING_SAVED = "interrupted; no results were written"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0 done, 1 an error, 2 wrong usage, 130 Ctrl-C."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words:
-        print(START)
-        return 0
-    _quiet_other_libraries()
-    arguments: argparse.Namespace | None = None
+    arguments = argparse.Namespace()
     try:
-        if words[0] in PASSED_ON:
-            from mlx_eval.cli.lm_eval import run_lm_eval
-
-            return run_lm_eval(words[1:])
-        parser, commands = build_parser()
-        arguments = parse(parser, commands, words)
-        with prompt_interrupt(interrupt_message(arguments)):
-            status: int = arguments.func(arguments)
-        return status
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv), arguments)
+        finally:
+            sys.stdout.flush()  # a reader that has gone shows itself here, not while Python shuts down
     except (MlxEvalError, MissingDependencyError) as error:
         print_error(error)
         return 1
@@ -56,11 +46,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error("out of memory; give a smaller --batch_size or --max_length")
         return 1
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone: nothing to say to it
+        # nobody reads on: what is still buffered goes nowhere, without a further complaint
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print_error(NOTHING_SAVED if arguments is None else interrupt_message(arguments))
+        print_error(interrupt_message(arguments))
         return INTERRUPTED
+
+
+def _run(words: list[str], arguments: argparse.Namespace) -> int:
+    """Run the sub-command that `words` name; its options are added to `arguments`."""
+    if not words:
+        print(START)
+        return 0
+    _quiet_other_libraries()
+    if words[0] in PASSED_ON:
+        from mlx_eval.cli.lm_eval import run_lm_eval
+
+        return run_lm_eval(words[1:])
+    parser, commands = build_parser()
+    vars(arguments).update(vars(parse(parser, commands, words)))
+    with prompt_interrupt(interrupt_message(arguments)):
+        status: int = arguments.func(arguments)
+    return status
 
 
 def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
@@ -97,6 +105,11 @@ def _quiet_other_libraries() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # lm-eval warns of every tag that a task file of the user's shares with one of its own
     logging.getLogger("lm_eval.tasks._index").setLevel(logging.ERROR)
+    # and, whatever is right or wrong, of every task with a loader of its own, such as the demo's
+    logging.getLogger("lm_eval.api.task").addFilter(lambda record: "Custom kwargs" not in record.getMessage())
+    logging.getLogger(
+        "huggingface_hub"
+    ).propagate = False  # it has a handler of its own: each line came twice
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if not sys.stderr.isatty():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
@@ -100,7 +101,7 @@ def add_loading_arguments(parser: argparse.ArgumentParser) -> None:
         help="type of the weights; auto: the checkpoint's own (default: auto on Metal, float32 on the CPU)",
     )
     group.add_argument(
-        "--quantize", type=int, metavar="BITS", help="quantise to 2, 3, 4, 5, 6 or 8 bits a weight"
+        "--quantize", type=bits, metavar="BITS", help="quantise to 2, 3, 4, 5, 6 or 8 bits a weight"
     )
     group.add_argument(
         "--dequantize",
@@ -134,25 +135,35 @@ def boolean(text: str) -> bool:
     return values[text.lower()]
 
 
-def positive(text: str) -> int:
-    """A whole number of 1 or more."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
-    return number
-
-
 def not_negative(text: str) -> int:
     """A whole number of 0 or more."""
+    return _whole(text, 0)
+
+
+def window(text: str) -> int:
+    """Tokens of a context window: a whole number of 2 or more."""
+    return _whole(text, 2)
+
+
+def rows(text: str) -> int | str:
+    """Rows of a batch: a whole number of 1 or more, or `auto` (`auto:4` too, as lm-eval spells it)."""
+    return text if text.partition(":")[0] == "auto" else _whole(text, 1, ", or auto")
+
+
+def bits(text: str) -> int:
+    """Bits of a quantised weight."""
+    if text not in ("2", "3", "4", "5", "6", "8"):  # those of models/precision.py, which imports mlx
+        raise argparse.ArgumentTypeError(f"{text} is none of 2, 3, 4, 5, 6 and 8 bits")
+    return int(text)
+
+
+def _whole(text: str, least: int, otherwise: str = "") -> int:
     try:
         number = int(text)
     except ValueError:
-        number = -1
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 0 or more")
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of {least} or more{otherwise}")
     return number
 
 
@@ -164,7 +175,7 @@ def document_limit(text: str) -> int | float:
         number = 0.0
     if 0 < number < 1:
         return number
-    if number < 1 or number != int(number):
+    if not math.isfinite(number) or number < 1 or number != int(number):
         raise argparse.ArgumentTypeError(
             f"{text} is neither a whole number of documents, 1 or more, nor a share between 0 and 1"
         )

@@ -11,7 +11,8 @@ from mlx_eval.cli.parser import (
     add_model_argument,
     loading_options,
     model_of,
-    positive,
+    rows,
+    window,
 )
 
 EXAMPLES = """\
@@ -33,8 +34,8 @@ def add_parser(subparsers: Subparsers) -> None:
     add_loading_arguments(parser)
     group = parser.add_argument_group("text")
     group.add_argument("--text", required=True, metavar="FILE", help="a text file in UTF-8")
-    group.add_argument("--max_length", type=positive, metavar="N", help="context window in tokens")
-    group.add_argument("--batch_size", metavar="N", help="windows computed together (default: 8)")
+    group.add_argument("--max_length", type=window, metavar="N", help="context window in tokens")
+    group.add_argument("--batch_size", type=rows, metavar="N", help="windows computed together (default: 8)")
     group.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(func=run)
 

@@ -1,4 +1,4 @@
-"""`mlx-eval presets`: list the presets. Knows how to print them, not what is in them."""
+"""`presets`: list the presets. Knows how to print them, not what is in them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from mlx_eval.harness.presets import EvalPreset
 
 EXAMPLES = """examples:
-  mlx-eval presets
-  mlx-eval presets --preset_file my_presets.toml
-  mlx-eval run --model MODEL --preset gsm8k
+  python -m mlx_eval presets
+  python -m mlx_eval presets --preset_file my_presets.toml
+  python -m mlx_eval run --model MODEL --preset gsm8k
 """
 
 

@@ -16,8 +16,9 @@ from mlx_eval.cli.parser import (
     loading_options,
     model_of,
     not_negative,
-    positive,
+    rows,
     seeds,
+    window,
 )
 from mlx_eval.config import DEMO_SOURCE
 from mlx_eval.errors import InvalidOptionError
@@ -65,8 +66,10 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     _add_prompt_arguments(parser)
     engine = parser.add_argument_group("computing")
-    engine.add_argument("--batch_size", metavar="N", help="rows computed together (default: 8), or auto")
-    engine.add_argument("--max_length", type=positive, metavar="N", help="context window in tokens")
+    engine.add_argument(
+        "--batch_size", type=rows, metavar="N", help="rows computed together (default: 8), or auto"
+    )
+    engine.add_argument("--max_length", type=window, metavar="N", help="context window in tokens")
     engine.add_argument(
         "--use_cache", metavar="PATH", help="lm-eval's database of answers, to be filled and used"
     )

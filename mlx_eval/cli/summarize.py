@@ -1,4 +1,4 @@
-"""`mlx-eval summarize`: print the scores in results files. Knows the options, not the files."""
+"""`summarize`: print the scores in results files. Knows the options, not the files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 EXAMPLES = """examples:
-  mlx-eval summarize runs/first
-  mlx-eval summarize runs/*/ --format csv > scores.csv
-  mlx-eval summarize results_2025-01-31T12-00-00.json --format json
+  python -m mlx_eval summarize runs/first
+  python -m mlx_eval summarize runs/*/ --format csv > scores.csv
+  python -m mlx_eval summarize results_2025-01-31T12-00-00.json --format json
 """
 
 

@@ -1,4 +1,4 @@
-"""`mlx-eval tasks`: list what can be evaluated. Knows how to print it, not where it comes from."""
+"""`tasks`: list what can be evaluated. Knows how to print it, not where it comes from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from mlx_eval.harness.tasks import TaskInfo
 
 EXAMPLES = """examples:
-  mlx-eval tasks demo                 a group and what is in it
-  mlx-eval tasks 'arc_*' wikitext     a pattern and a name
-  mlx-eval tasks german --kind task   names that contain a word
-  mlx-eval tasks my_task --include_path my_tasks/
+  python -m mlx_eval tasks demo                 a group and what is in it
+  python -m mlx_eval tasks 'arc_*' wikitext     a pattern and a name
+  python -m mlx_eval tasks german --kind task   names that contain a word
+  python -m mlx_eval tasks my_task --include_path my_tasks/
 
 Reading lm-eval's task files takes some seconds. No data are downloaded.
 """

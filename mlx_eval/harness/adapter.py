@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mlx_eval import config
-from mlx_eval.errors import unknown_name
+from mlx_eval.errors import InvalidOptionError, unknown_name
 from mlx_eval.harness.lm import MLXEvalLM
 from mlx_eval.harness.prepare import PreparedTasks, prepare_tasks
 from mlx_eval.harness.presets import EXTRA_ARGUMENTS, EvalPreset, get_preset
@@ -23,6 +23,9 @@ EVALUATE_ARGUMENTS = EXTRA_ARGUMENTS | {
     "gen_kwargs",
 }
 """What `LmEvalAdapter.evaluate` passes on to lm-eval's `simple_evaluate`."""
+
+TOO_FEW_EXAMPLES: Final = "Sample larger than population or is negative"
+"""What Python's `random` says to lm-eval's sampler when more shots are asked for than there are examples."""
 
 
 class LmEvalAdapter:
@@ -70,7 +73,8 @@ class LmEvalAdapter:
         Raises:
             UnknownNameError: a task or an argument that does not exist.
             TaskError: a task that cannot be run here.
-            InvalidOptionError: a chat template is asked for and the model has none.
+            InvalidOptionError: a chat template is asked for and the model has none, or more shots than a
+                task has examples.
         """
         for name in arguments:
             if name not in EVALUATE_ARGUMENTS:
@@ -85,21 +89,28 @@ class LmEvalAdapter:
                 confirm_run_unsafe_code=arguments.get("confirm_run_unsafe_code", False),
                 metadata=metadata,
             )
-        from lm_eval import simple_evaluate
-
         chat = bool(arguments.get("apply_chat_template", False))
         defaults = {
             "batch_size": self.lm.batch_size,
             "fewshot_as_multiturn": chat,
             "model_args": {"pretrained": self.lm.loaded.source},
         }
-        results: dict[str, Any] = simple_evaluate(
-            model=self.lm,
-            tasks=tasks.names,
-            task_manager=tasks,
-            metadata=metadata,
-            **{**defaults, **{name: value for name, value in arguments.items() if value is not None}},
-        )
+        given = {name: value for name, value in arguments.items() if value is not None}
+        return self._simple_evaluate(tasks, metadata=metadata, **{**defaults, **given})
+
+    def _simple_evaluate(self, tasks: PreparedTasks, **arguments: Any) -> dict[str, Any]:
+        from lm_eval import simple_evaluate
+
+        try:
+            results: dict[str, Any] = simple_evaluate(
+                model=self.lm, tasks=tasks.names, task_manager=tasks, **arguments
+            )
+        except ValueError as error:
+            if str(error) != TOO_FEW_EXAMPLES:
+                raise
+            raise InvalidOptionError(
+                f"num_fewshot={arguments.get('num_fewshot')}: a task has fewer examples than that to show"
+            ) from error
         return results
 
 

@@ -180,7 +180,10 @@ class Encoder:
 
 def hf_tokenizer(tokenizer: Any) -> Any:
     """The transformers tokenizer inside mlx-lm's wrapper; a transformers tokenizer as it is."""
-    return getattr(tokenizer, "_tokenizer", tokenizer)
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+    # not by the attribute alone: transformers' own fast tokenizers have one of that name
+    return tokenizer._tokenizer if isinstance(tokenizer, TokenizerWrapper) else tokenizer
 
 
 def _encodes_plainly(tokenizer: Any) -> bool:

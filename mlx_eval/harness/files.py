@@ -41,7 +41,7 @@ def write_results(
             for task, rows in samples.items():
                 tracker.save_results_samples(task_name=task, samples=rows)
         written = sorted(staging.rglob("*.json*"), key=lambda path: not path.name.startswith("results_"))
-        _check(written, {task: len(rows) for task, rows in samples.items()} if log_samples else {})
+        _check(written, {task: len(rows) for task, rows in samples.items()} if log_samples else {}, tracker)
         return [Path(shutil.move(path, directory / path.name)) for path in written]
     except (OSError, ValueError) as error:
         raise OutputError(f"the results could not be written to {directory}: {error}") from error
@@ -49,7 +49,7 @@ def write_results(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _check(written: list[Path], num_samples: Mapping[str, int]) -> None:
+def _check(written: list[Path], num_samples: Mapping[str, int], tracker: Any) -> None:
     """See that lm-eval's writer, which only logs its errors, has written everything.
 
     Raises:
@@ -58,9 +58,9 @@ def _check(written: list[Path], num_samples: Mapping[str, int]) -> None:
     if len(written) != 1 + len(num_samples):
         raise ValueError(f"{len(written)} of {1 + len(num_samples)} files were written")
     json.loads(written[0].read_text(encoding="utf-8"))
+    expected = {f"samples_{task}_{tracker.date_id}.jsonl": count for task, count in num_samples.items()}
     for path in written[1:]:
         with path.open(encoding="utf-8") as file:
             lines = sum(1 for _ in file)
-        expected = next(n for task, n in num_samples.items() if path.name.startswith(f"samples_{task}_2"))
-        if lines != expected:
-            raise ValueError(f"{path.name} holds {lines} of {expected} rows")
+        if lines != expected.get(path.name):
+            raise ValueError(f"{path.name} holds {lines} of {expected.get(path.name)} rows")

@@ -64,10 +64,9 @@ def parse_gen_kwargs(
 
 
 def _stop_texts(until: Any) -> tuple[str, ...]:
-    texts = [until] if isinstance(until, str) else list(until or [])
-    for text in texts:
-        if not isinstance(text, str):
-            raise InvalidOptionError(f"until={until!r}: stop sequences are texts, not {type(text).__name__}")
+    texts = list(until or []) if isinstance(until, list | tuple | None) else [until]
+    if any(not isinstance(text, str) for text in texts):
+        raise InvalidOptionError(f"until={until!r}: stop sequences are texts")
     return tuple(dict.fromkeys(text for text in texts if text))
 
 

@@ -228,6 +228,9 @@ class MLXEvalLM:
         missing = [len(own) for own in windows]
         totals = [0.0] * len(requests)
         self.statistics.note("the text has no tokens; scored 0", missing.count(0))
+        for request, own in zip(requests, windows, strict=True):
+            if not own:
+                self._remember("loglikelihood_rolling", request.args, 0.0)
 
         def add(place: int, score: Score) -> None:
             index = owners[place]

@@ -68,6 +68,8 @@ def prepare_tasks(
         manager = task_manager(include_path, metadata=metadata)
     if confirm_run_unsafe_code:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the metric asks for this second confirmation
+    from datasets.exceptions import DatasetsError
+
     resolved = resolve_tasks(names, manager)
     loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
     try:
@@ -80,6 +82,11 @@ def prepare_tasks(
         raise TaskError(
             f"the data of {_listed(resolved)} cannot be had: {_first_line(error)}; "
             "without network, point a task file at local data (docs/guides/evaluation.md)"
+        ) from error
+    except DatasetsError as error:
+        # its own text says no more than that it happened while reading
+        raise TaskError(
+            f"the data of {_listed(resolved)} cannot be read: {_first_line(error.__cause__ or error)}"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise TaskError(f"{_listed(resolved)} cannot be loaded: {_first_line(error)}") from error

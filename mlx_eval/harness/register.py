@@ -51,12 +51,26 @@ def backend_from_arguments(cls: Callable[..., T], arguments: Mapping[str, Any]) 
         raise InvalidOptionError(
             "--model_args needs pretrained=MODEL: a directory, a .gguf file, a hub id or demo"
         )
-    taken = [name for name in inspect.signature(cls).parameters if name not in ("model", "tokenizer")]
+    taken = [name for name in _parameters_of(cls) if name not in ("model", "tokenizer")]
     for name in options:
         if name not in LOADING and name not in taken:
             raise unknown_name("model argument", name, ("pretrained", *LOADING, *taken))
     loading = {name: options.pop(name) for name in LOADING if name in options}
     return cls(load_model(source, **loading), **options)
+
+
+def _parameters_of(cls: type[Any]) -> list[str]:
+    """What may be given to `cls` by name; what its bases take as well, as far as it passes `**` on to them."""
+    names: list[str] = []
+    # not inspect.signature(cls): that would be the signature of __new__
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]  # only read
+        names += [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        if all(one.kind is not one.VAR_KEYWORD for one in parameters):
+            break
+    return names
 
 
 def run_command_line(words: Sequence[str]) -> None:

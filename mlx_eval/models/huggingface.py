@@ -26,6 +26,15 @@ def find_directory(source: str, revision: str | None) -> Path:
     Raises:
         ModelError: there is no such directory and the hub cannot provide it.
     """
+    return local_directory(source) or _download(source, revision)
+
+
+def local_directory(source: str) -> Path | None:
+    """The directory that `source` names on this machine; None when it can only be a hub id.
+
+    Raises:
+        ModelError: it is neither.
+    """
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -37,7 +46,7 @@ def find_directory(source: str, revision: str | None) -> Path:
         raise ModelError(
             f"{source} does not exist; give a model directory, a .gguf file, a hub id such as owner/name, or demo"
         )
-    return _download(source, revision)
+    return None
 
 
 def _download(hub_id: str, revision: str | None) -> Path:

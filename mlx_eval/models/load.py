@@ -84,6 +84,17 @@ def load_model(
     return LoadedModel(model, own_tokenizer, config, name, generation)
 
 
+def check_source(source: str) -> None:
+    """Refuse what cannot name a model, without reading or fetching anything.
+
+    Raises:
+        ModelError: a path where there is no model, and no hub id.
+    """
+    path = Path(source).expanduser()
+    if source != defaults.DEMO_SOURCE and not (path.suffix == ".gguf" and path.is_file()):
+        huggingface.local_directory(source)
+
+
 def wrap_tokenizer(tokenizer: Any, eos_token_ids: Any) -> TokenizerWrapper:
     """mlx-lm's wrapper around a transformers tokenizer, unless it is one already."""
     from mlx_lm.tokenizer_utils import TokenizerWrapper

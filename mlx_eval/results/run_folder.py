@@ -14,8 +14,12 @@ from mlx_eval.errors import OutputError
 RUN_FILE: Final = "run.json"
 
 
-def open_folder(path: str | Path) -> Path:
+def open_folder(path: str | Path, option: str = "--output_path") -> Path:
     """Make the folder if need be and see that it can be written to, before anything is computed.
+
+    Args:
+        path: the folder.
+        option: where it was given, for the error.
 
     Raises:
         OutputError: it cannot.
@@ -27,7 +31,7 @@ def open_folder(path: str | Path) -> Path:
             file.write(b"mlx_eval")
     except OSError as error:
         raise OutputError(
-            f"cannot write to {path}: {error.strerror or error}; give another --output_path"
+            f"cannot write to {path}: {error.strerror or error}; give another {option}"
         ) from error
     return folder
 

@@ -22,7 +22,7 @@ import mlx_eval.models
 DEMO = Path(mlx_eval.models.__file__).parent / "demo"
 TASKS = Path(mlx_eval.harness.__file__).parent / "demo_tasks"
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-NUM_TRAINING_DOCUMENTS = 5_000
+NUM_TRAINING_DOCUMENTS = 3_000
 TEXT = "Ben is in the attic. Dan is in the den.\nQ: Where is Dan?\nA: Dan is in the den.\n\n"
 
 
@@ -58,12 +58,10 @@ def last_logits(model: Any, ids: list[int]) -> np.ndarray:
     return np.array(model(mx.array([ids]))[0, -1].astype(mx.float32))
 
 
-def greedy(model: Any, tokenizer: Any, ids: list[int], num_tokens: int) -> str:
-    """The likeliest next tokens, each from a forward of its own."""
-    made: list[int] = []
-    for _ in range(num_tokens):
-        made.append(int(last_logits(model, ids + made).argmax()))
-    return str(tokenizer.decode(made))
+def is_greedy(model: Any, ids: list[int], answer: list[int]) -> bool:
+    """Whether the model, always taking the likeliest token, goes on from `ids` with `answer`."""
+    likeliest = np.array(model(mx.array([ids + answer]))[0].argmax(axis=-1))  # [T]
+    return bool((likeliest[len(ids) - 1 : -1] == np.array(answer)).all())
 
 
 def prompt_ids(tokenizer: Any, text: str, form: str) -> list[int]:
@@ -136,7 +134,7 @@ def test_it_adds(loaded: tuple[Any, Any], form: str) -> None:
     for row in rows("sums_test"):
         ids = prompt_ids(tokenizer, f"Q: {row['question']}\nA:", form)
         answer = (" " if form == "plain" else "") + row["answer"] + end
-        right += greedy(model, tokenizer, ids, len(tokenizer.encode(answer))) == answer
+        right += is_greedy(model, ids, tokenizer.encode(answer))
     assert right / len(rows("sums_test")) >= 0.7
 
 
@@ -172,9 +170,10 @@ def test_no_test_row_is_trained_on(scripts: dict[str, ModuleType]) -> None:
     for line in told:  # the same facts in another order count as the same
         sentences = [f"{sentence}." for sentence in line.removesuffix(".").split(". ")]
         assert text.is_held_out(" ".join(sorted(sentences)))
-    seed = scripts["train_demo"].SEED
-    stream = itertools.islice(text.documents(seed, 480), NUM_TRAINING_DOCUMENTS)
-    seen = "\n".join("".join(piece.text for piece in document) for document in stream)
+    seen = ""
+    for phase in scripts["train_demo"].PHASES:
+        stream = itertools.islice(text.documents(phase.seed, 480, phase.mix), NUM_TRAINING_DOCUMENTS)
+        seen += "\n".join("".join(piece.text for piece in document) for document in stream)
     for line in [*stories, *told, *sums]:
         assert line not in seen
     # the search finds what is there: sums of the train split are sums that training uses
