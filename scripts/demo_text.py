@@ -25,6 +25,7 @@ HELD_OUT_SHARE = 6
 """One in so many stories, sets of facts and sums is kept for the tasks."""
 TASK_SEED = 2024
 NUM_ROWS = {"choice": 40, "texts": 12, "sums": 24}
+NUM_CHOICES = 4
 NUM_EXAMPLES = 8
 """Rows of a task's train split, from which few-shot examples are drawn."""
 
@@ -75,6 +76,8 @@ class Facts:
     """A few sentences of one kind, and the question that each answers."""
 
     turns: tuple[Turn, ...]
+    untold: tuple[str, ...]
+    """Places or things that could have been told and were not."""
 
     @property
     def text(self) -> str:
@@ -112,8 +115,11 @@ def _any_facts(rng: random.Random, num_facts: int) -> Facts:
     question, lead, words = rng.choice(
         (("Where is {}?", "{} is in the", PLACES), ("What does {} have?", "{} has the", OBJECTS))
     )
-    pairs = zip(rng.sample(NAMES, num_facts), rng.sample(words, num_facts), strict=True)
-    return Facts(tuple(Turn(question.format(name), lead.format(name), word) for name, word in pairs))
+    names, told = rng.sample(NAMES, num_facts), rng.sample(words, num_facts)
+    turns = [
+        Turn(question.format(name), lead.format(name), word) for name, word in zip(names, told, strict=True)
+    ]
+    return Facts(tuple(turns), untold=tuple(word for word in words if word not in told))
 
 
 def sum_turn(rng: random.Random, *, held_out: bool) -> Turn:
@@ -202,34 +208,18 @@ def repeated(turns: list[Turn], told: str, rng: random.Random) -> Document:
     return [*pieces, Piece("\n<|eos|>")]
 
 
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """Which share of the documents is of which kind. What is neither story nor sums is facts."""
-
-    stories: float = 0.12
-    sums: float = 0.28
-    bare: float = 0.35
-    """Of the sums and facts: those without questions."""
-    tellings: int = 1
-    """How often facts without questions are told again, each time in another order."""
-
-
-DEFAULT_MIX = Mix()
-
-
-def document(rng: random.Random, max_bytes: int, mix: Mix = DEFAULT_MIX) -> Document:
+def document(rng: random.Random, max_bytes: int) -> Document:
     """One training document of about `max_bytes` at most; stories may be longer."""
     kind = rng.random()
-    if kind < mix.stories:
+    if kind < 0.12:
         text = stories(rng, 1 + int(rng.random() < 0.4) * max_bytes // 200, held_out=False)
         return [Piece("<|bos|>" if rng.random() < 0.7 else ""), Piece(text), Piece("\n<|eos|>")]
-    is_sums = kind < mix.stories + mix.sums
-    if rng.random() < mix.bare:
+    is_sums = kind < 0.4
+    if rng.random() < 0.35:
         if is_sums:
             return repeated([sum_turn(rng, held_out=False) for _ in range(max_bytes // 20)], "", rng)
         told = facts(rng, rng.randint(1, 4), held_out=False)
-        again = [turn for _ in range(mix.tellings) for turn in rng.sample(told.turns, len(told.turns))]
-        return repeated(again, told.text, rng)
+        return repeated(rng.sample(told.turns, len(told.turns)), told.text, rng)
     exchanges: list[Exchange] = []
     ask = prompt if rng.random() < 0.8 else _bare
     length = 0
@@ -246,11 +236,11 @@ def document(rng: random.Random, max_bytes: int, mix: Mix = DEFAULT_MIX) -> Docu
     return chat(exchanges, rng)
 
 
-def documents(seed: int, max_bytes: int, mix: Mix = DEFAULT_MIX) -> Iterator[Document]:
+def documents(seed: int, max_bytes: int) -> Iterator[Document]:
     """Training documents without end."""
     rng = random.Random(seed)
     while True:
-        yield document(rng, max_bytes, mix)
+        yield document(rng, max_bytes)
 
 
 def _bare(turn: Turn, text: str = "") -> str:
@@ -294,7 +284,8 @@ def _row(kind: str, index: int, rng: random.Random, *, held_out: bool) -> dict[s
     if kind == "choice":
         told = facts(rng, 4, held_out=held_out)
         turn = rng.choice(told.turns)
-        words = [other.answer for other in rng.sample(told.turns, len(told.turns))]
+        words = [turn.answer, *rng.sample(told.untold, NUM_CHOICES - 1)]
+        rng.shuffle(words)
         return {
             "story": told.text,
             "question": turn.asked,

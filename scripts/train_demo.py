@@ -15,7 +15,6 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,13 +25,15 @@ import mlx_eval.models  # first: it brings the BLAS in before mlx
 import mlx.core as mx
 import mlx.optimizers as optim
 import numpy as np
-from demo_text import Document, Mix, documents
+from demo_text import Document, documents
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
 from mlx_eval.models.bytes import byte_tokenizer
 
 OUT = Path(mlx_eval.models.__file__).parent / "demo"
+SEED = 20
+STEPS = 900
 WARMUP_STEPS = 40
 MUON_RATE = 0.01
 ADAM_RATE = 3e-3
@@ -41,22 +42,6 @@ ANSWER_WEIGHT = 5.0
 SHORT, LONG = (12, 160), (4, 512)
 """Rows and length of a batch. Short ones are cheap; every fifth batch teaches the whole window."""
 LONG_EVERY = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A stretch of training with its own text; the rates rise and fall once in each."""
-
-    steps: int
-    seed: int
-    mix: Mix
-
-
-PHASES = (
-    Phase(steps=900, seed=20, mix=Mix()),
-    Phase(steps=450, seed=40, mix=Mix(stories=0.08, sums=0.12, bare=0.5, tellings=5)),
-)
-"""Sums and stories are learnt first; looking facts up takes more practice."""
 
 SPECIAL_IDS = {
     "<|bos|>": 256,
@@ -131,9 +116,9 @@ def encode(document: Document) -> tuple[list[int], list[float]]:
     return ids, weights
 
 
-def batches(seed: int, mix: Mix) -> Iterator[Batch]:
+def batches(seed: int) -> Iterator[Batch]:
     """Batches without end. Each row starts with a document and is cut where it is full."""
-    streams = [documents(seed, 180, mix), documents(seed + 1, 480, mix)]
+    streams = [documents(seed, 180), documents(seed + 1, 480)]
     step = 0
     while True:
         is_long = step % LONG_EVERY == LONG_EVERY - 1
@@ -180,16 +165,13 @@ def make_optimizer(steps: int) -> optim.MultiOptimizer:
     return optim.MultiOptimizer([muon, adam], [lambda path, array: "proj" in path])
 
 
-def train(phase: Phase, start: Path | None) -> nn.Module:
-    """Train in float32, from scratch or from the weights in the folder `start`, and print the loss."""
+def train(steps: int, seed: int) -> nn.Module:
+    """Train from scratch in float32 and print the loss as it falls."""
     from mlx_lm.models.llama import Model, ModelArgs
 
-    mx.random.seed(phase.seed)
+    mx.random.seed(seed)
     model: nn.Module = Model(ModelArgs.from_dict(CONFIG))
-    if start is not None:
-        model.load_weights(str(start / "model.safetensors"))
-        model.set_dtype(mx.float32)
-    optimizer = make_optimizer(phase.steps)
+    optimizer = make_optimizer(steps)
     optimizer.init(model.trainable_parameters())
     state = [model.state, optimizer.state]
 
@@ -200,12 +182,12 @@ def train(phase: Phase, start: Path | None) -> nn.Module:
         return Loss(*loss)
 
     started = time.perf_counter()
-    recent: list[list[float]] = []
-    for step, batch in zip(range(1, phase.steps + 1), batches(phase.seed, phase.mix), strict=False):
+    recent: list[np.ndarray] = []
+    for step, batch in zip(range(1, steps + 1), batches(seed), strict=False):
         loss = update(*batch)
         mx.eval(loss, state)
-        recent.append([float(part.item()) for part in loss])
-        if step % 50 == 0 or step == phase.steps:
+        recent.append(np.array([np.array(part) for part in loss]))
+        if step % 50 == 0 or step == steps:
             weighted, text, facts, sums = np.mean(recent, axis=0)
             seconds = time.perf_counter() - started
             parts = f"loss {weighted:.4f}  text {text:.4f}  facts {facts:.4f}  sums {sums:.4f}"
@@ -235,18 +217,11 @@ def save(model: nn.Module, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train the embedded demo model.")
-    parser.add_argument("--steps", type=int, help="end each phase after so many steps, to try things out")
-    parser.add_argument(
-        "--phase", type=int, choices=range(len(PHASES)), default=0, help="begin with this phase"
-    )
+    parser.add_argument("--steps", type=int, default=STEPS, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=SEED, help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=OUT, help="directory to write")
     options = parser.parse_args()
-    for index in range(options.phase, len(PHASES)):
-        phase = PHASES[index]
-        if options.steps is not None:
-            phase = replace(phase, steps=min(options.steps, phase.steps))
-        print(f"phase {index}: {phase}", flush=True)
-        save(train(phase, start=options.out if index else None), options.out)
+    save(train(options.steps, options.seed), options.out)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ NEAR_TIE = 1e-4
 
 SHAPE = {
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

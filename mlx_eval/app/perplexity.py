@@ -54,7 +54,8 @@ def read_text(path: str | Path) -> str:
         InputError: it cannot be read, is empty or is not text in UTF-8.
     """
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8")
+        # not read_text, which would turn \r\n into \n: other tokens, and other bytes to divide by
+        text = Path(path).expanduser().read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not text in UTF-8: byte {error.start} is {error.object[error.start]:#04x}"

@@ -59,14 +59,14 @@ def backend_from_arguments(cls: Callable[..., T], arguments: Mapping[str, Any]) 
     return cls(load_model(source, **loading), **options)
 
 
-def _parameters_of(cls: type[Any]) -> list[str]:
+def _parameters_of(cls: Any) -> list[str]:
     """What may be given to `cls` by name; what its bases take as well, as far as it passes `**` on to them."""
     names: list[str] = []
     # not inspect.signature(cls): that would be the signature of __new__
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue
-        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]  # type: ignore[misc]  # only read
+        parameters = list(inspect.signature(base.__init__).parameters.values())[1:]
         names += [one.name for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
         if all(one.kind is not one.VAR_KEYWORD for one in parameters):
             break

@@ -112,7 +112,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
     try:
         config: dict[str, Any] = load_config(directory)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, TypeError) as error:
         raise ModelError(f"{directory / 'config.json'} cannot be read: {_first_line(error)}") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelError(f"{directory / 'config.json'} names no model_type: it is no model's configuration")

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -162,8 +163,10 @@ def test_a_reader_that_has_gone_is_no_error_to_show(words: tuple[str, ...], stat
 
 def test_ctrl_c_ends_a_computation_within_seconds(tmp_path: Path) -> None:
     text = tmp_path / "long.txt"
-    text.write_text("Ben hid the key in the attic. " * 100_000)  # many minutes of work for the demo model
+    # half a minute of work at least; equal windows would be computed once only
+    text.write_text(" ".join(map(str, range(60_000))))
     terminal, stderr = pty.openpty()  # on a terminal the progress bar says that the computation has begun
+    termios.tcsetwinsize(stderr, (24, 80))
     process = subprocess.Popen(
         [sys.executable, "-m", "mlx_eval", "perplexity", "demo", "--text", str(text)],
         stdout=subprocess.PIPE,

@@ -38,6 +38,12 @@ def no_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "prepare_tasks", prepare)
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
 def rows(table: str) -> dict[tuple[str, str], list[str]]:
     """(task, metric) -> cells of a printed table."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -116,9 +122,8 @@ def test_options_go_before_the_preset(command: Any, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_are_found_first(
-    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], status: int, part: str
+    command: Any, elsewhere: None, words: list[str], status: int, part: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     finished = command("run", *words)
     assert (finished.status, finished.out, finished.err.count("\n")) == (status, "", 1), finished.err
     assert part in finished.err

@@ -18,10 +18,21 @@ from mlx_eval.harness.register import register
 from mlx_eval.harness.tasks import task_manager
 from mlx_eval.models.loaded import LoadedModel
 from tests.harness.offline_tasks import CHOICES, PROMPTS, TEXTS, write_tasks
-from tests.tiny import bpe_tokenizer, loaded, oracle_generate, oracle_score, request, tiny_model, write_directory
+from tests.tiny import (
+    bpe_tokenizer,
+    loaded,
+    oracle_generate,
+    oracle_score,
+    request,
+    tiny_model,
+    write_directory,
+)
 
 TASKS = ["tiny_choice", "tiny_text", "tiny_write"]
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[a]{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +72,9 @@ def test_results_are_those_of_the_oracle(adapter: Any, quick: Any, model: Loaded
     assert results["results"]["tiny_choice"]["acc,none"] == pytest.approx(right / len(CHOICES))
     total = sum(lm.loglikelihood_rolling([request(row["text"])])[0] for row in TEXTS)
     num_bytes = sum(len(row["text"].encode()) for row in TEXTS)
-    assert results["results"]["tiny_text"]["bits_per_byte,none"] == pytest.approx(-total / num_bytes / math.log(2))
+    assert results["results"]["tiny_text"]["bits_per_byte,none"] == pytest.approx(
+        -total / num_bytes / math.log(2)
+    )
     for sample in results["samples"]["tiny_write"]:
         ids, margin = oracle_generate(model.model, lm.tok_encode(PROMPTS[sample["doc_id"]]["question"]), 5)
         assert margin > 1e-4
@@ -188,7 +201,10 @@ def test_a_backend_made_before_is_used_as_it_is(model: LoadedModel, quick: Any) 
 
 def test_a_preset_with_changes(model: LoadedModel, quick: Any) -> None:
     preset = EvalPreset(
-        name="mine", task=("tiny_choice", "tiny_text"), num_fewshot=0, extra={"task_manager": quick, "bootstrap_iters": 0}
+        name="mine",
+        task=("tiny_choice", "tiny_text"),
+        num_fewshot=0,
+        extra={"task_manager": quick, "bootstrap_iters": 0},
     )
     results = run_preset(preset, model, limit=1, batch_size=2)
     assert set(results["results"]) == {"tiny_choice", "tiny_text"}

@@ -12,7 +12,8 @@ from mlx_eval.models.load import wrap_tokenizer
 from tests.tiny import BOS, bpe_tokenizer
 
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if not loop.last or m.role != 'assistant' %}"
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% if not loop.last or m.role != 'assistant' %}"
     "[end]{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     "{% if enable_thinking is defined %}<{{ enable_thinking }}>{% endif %}"
 )
@@ -82,7 +83,12 @@ def test_no_template() -> None:
 
 
 def test_the_digest_names_template_and_arguments() -> None:
-    digests = [chat(TEMPLATE).digest(), chat(STRICT).digest(), chat(None).digest(), chat(TEMPLATE, a=1).digest()]
+    digests = [
+        chat(TEMPLATE).digest(),
+        chat(STRICT).digest(),
+        chat(None).digest(),
+        chat(TEMPLATE, a=1).digest(),
+    ]
     assert len(set(digests)) == 4
     assert chat(TEMPLATE).digest() == digests[0]
     assert chat(TEMPLATE, a=1, b=2).digest() == chat(TEMPLATE, b=2, a=1).digest()

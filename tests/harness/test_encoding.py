@@ -87,7 +87,9 @@ def test_a_tokenizer_whose_encode_was_changed_is_asked_text_by_text() -> None:
             return [9, *super().encode(text, **kwargs)]
 
     inner = bpe_tokenizer()
-    changed = Changed(tokenizer_object=inner.backend_tokenizer, bos_token=BOS, clean_up_tokenization_spaces=False)
+    changed = Changed(
+        tokenizer_object=inner.backend_tokenizer, bos_token=BOS, clean_up_tokenization_spaces=False
+    )
     assert Encoder(wrap_tokenizer(changed, None)).encode_all(["the", "fox"])[0][0] == 9
 
 

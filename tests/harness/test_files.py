@@ -26,7 +26,9 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluate(tasks: Path, output: Path, names: tuple[str, ...] = ("tiny_choice", "tiny_choice_2b")) -> tuple[Any, Any]:
+def evaluate(
+    tasks: Path, output: Path, names: tuple[str, ...] = ("tiny_choice", "tiny_choice_2b")
+) -> tuple[Any, Any]:
     tracker = new_tracker(output)
     results = LmEvalAdapter(loaded(tiny_model(), bpe_tokenizer())).evaluate(
         names,
@@ -41,7 +43,10 @@ def test_results_and_samples_are_written_where_asked(tasks: Path, tmp_path: Path
     tracker, results = evaluate(tasks, tmp_path)
     files = write_results(tracker, results, tmp_path, log_samples=True)
     assert files[0].name.startswith("results_")
-    assert sorted(path.name.rsplit("_", 1)[0] for path in files[1:]) == ["samples_tiny_choice", "samples_tiny_choice_2b"]
+    assert sorted(path.name.rsplit("_", 1)[0] for path in files[1:]) == [
+        "samples_tiny_choice",
+        "samples_tiny_choice_2b",
+    ]
     assert sorted(tmp_path.iterdir()) == sorted(files), "nothing else is left in the folder"
     written = json.loads(files[0].read_text(encoding="utf-8"))
     assert written["results"]["tiny_choice"]["acc,none"] == results["results"]["tiny_choice"]["acc,none"]

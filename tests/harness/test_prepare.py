@@ -51,7 +51,9 @@ def test_data_that_cannot_be_had_offline(folder: Path, monkeypatch: pytest.Monke
         raise ConnectionError("Couldn't reach 'owner/name' on the Hub (OfflineModeIsEnabled)\nmore lines")
 
     monkeypatch.setattr("datasets.load_dataset", refuse)
-    with pytest.raises(TaskError, match="the data of task tiny_choice cannot be had: Couldn't reach") as error:
+    with pytest.raises(
+        TaskError, match="the data of task tiny_choice cannot be had: Couldn't reach"
+    ) as error:
         prepare(folder, "tiny_choice")
     assert "local data" in one_line(error)
 
@@ -65,7 +67,7 @@ def test_a_data_file_that_is_not_there(folder: Path) -> None:
 
 def test_data_that_is_no_json(folder: Path) -> None:
     (folder / "choice.jsonl").write_text("{broken\n", encoding="utf-8")
-    with pytest.raises(TaskError, match="the data of task tiny_choice cannot be read: .*JSON") as error:
+    with pytest.raises(TaskError, match=r"the data of task tiny_choice cannot be read: .*JSON") as error:
         prepare(folder, "tiny_choice")
     one_line(error)
 
@@ -79,19 +81,27 @@ def test_a_split_that_is_not_there(folder: Path) -> None:
 
 
 def test_a_package_that_is_not_installed(folder: Path) -> None:
-    (folder / "code.py").write_text("import a_package_that_nobody_has\ndef f(doc): return ''\n", encoding="utf-8")
+    (folder / "code.py").write_text(
+        "import a_package_that_nobody_has\ndef f(doc): return ''\n", encoding="utf-8"
+    )
     task = folder / "write.yaml"
     task.write_text(task.read_text().replace('"{{question}}"', "!function code.f"), encoding="utf-8")
-    with pytest.raises(TaskError, match=r"tiny_write needs a package .*a_package_that_nobody_has.*pip install") as error:
+    with pytest.raises(
+        TaskError, match=r"tiny_write needs a package .*a_package_that_nobody_has.*pip install"
+    ) as error:
         prepare(folder, "tiny_write")
     one_line(error)
 
 
-def test_code_that_a_model_wrote_runs_only_when_confirmed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_a_model_wrote_runs_only_when_confirmed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
     task = folder / "write.yaml"
     task.write_text(task.read_text() + "unsafe_code: true\n", encoding="utf-8")
-    with pytest.raises(TaskError, match="tiny_write runs code that the model wrote.*--confirm_run_unsafe_code"):
+    with pytest.raises(
+        TaskError, match=r"tiny_write runs code that the model wrote.*--confirm_run_unsafe_code"
+    ):
         prepare(folder, "tiny_write")
     monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "0")
     assert prepare(folder, "tiny_write", confirm_run_unsafe_code=True).task_names == ["tiny_write"]

@@ -61,7 +61,9 @@ def test_a_model_is_made_of_an_argument_string(registered: bool, directory: str)
 
 
 def test_arguments_as_an_object(directory: str) -> None:
-    lm: Any = MLXEvalLM.create_from_arg_obj({"pretrained": directory, "quantize": None}, {"batch_size": "auto"})
+    lm: Any = MLXEvalLM.create_from_arg_obj(
+        {"pretrained": directory, "quantize": None}, {"batch_size": "auto"}
+    )
     assert lm.batch_size == config.BATCH_SIZE
 
 

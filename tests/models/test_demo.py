@@ -22,7 +22,7 @@ import mlx_eval.models
 DEMO = Path(mlx_eval.models.__file__).parent / "demo"
 TASKS = Path(mlx_eval.harness.__file__).parent / "demo_tasks"
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-NUM_TRAINING_DOCUMENTS = 3_000
+NUM_TRAINING_DOCUMENTS = 5_000
 TEXT = "Ben is in the attic. Dan is in the den.\nQ: Where is Dan?\nA: Dan is in the den.\n\n"
 
 
@@ -170,10 +170,9 @@ def test_no_test_row_is_trained_on(scripts: dict[str, ModuleType]) -> None:
     for line in told:  # the same facts in another order count as the same
         sentences = [f"{sentence}." for sentence in line.removesuffix(".").split(". ")]
         assert text.is_held_out(" ".join(sorted(sentences)))
-    seen = ""
-    for phase in scripts["train_demo"].PHASES:
-        stream = itertools.islice(text.documents(phase.seed, 480, phase.mix), NUM_TRAINING_DOCUMENTS)
-        seen += "\n".join("".join(piece.text for piece in document) for document in stream)
+    seed = scripts["train_demo"].SEED
+    stream = itertools.islice(text.documents(seed + 1, 480), NUM_TRAINING_DOCUMENTS)
+    seen = "\n".join("".join(piece.text for piece in document) for document in stream)
     for line in [*stories, *told, *sums]:
         assert line not in seen
     # the search finds what is there: sums of the train split are sums that training uses

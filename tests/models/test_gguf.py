@@ -167,6 +167,11 @@ def test_dequantised_weights_give_the_logits_of_their_values(name: str, tmp_path
 def test_kept_layers_have_the_bits_of_their_type(tmp_path: Path) -> None:
     path, expected = mixed_model(tmp_path)
     checkpoint = read_gguf(path, keep_quantized=True)
+    quantization = checkpoint.config["quantization"]
+    assert (quantization["group_size"], quantization["bits"]) == (32, 4)  # of q and k, or 5 of up and gate
+    assert quantization["model.embed_tokens"] == {"group_size": 32, "bits": 8}
+    assert quantization["model.layers.1.mlp.up_proj"] == {"group_size": 32, "bits": 5}
+    assert "model.layers.1.self_attn.q_proj" not in quantization
     model: Any = build_model(checkpoint.config, checkpoint.weights)
     layer = model.model.layers[1]
     assert model.model.embed_tokens.bits == 8
@@ -227,6 +232,11 @@ def test_per_layer_lists_of_one_number_count_as_that_number(tmp_path: Path) -> N
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "blocks": (
+        "llama",
+        {"llama.block_count": 4_000_000_000},
+        "block_count holds 4000000000, .* the 3 of the",
+    ),
     "experts": ("llama", {"llama.expert_count": 4}, "mixture of experts"),
     "heads": (
         "llama",

@@ -160,13 +160,28 @@ def test_byte_level_ids_are_those_of_the_original(pre: str, tmp_path: Path) -> N
             assert tokenizer.decode(ids) == text
 
 
+@pytest.mark.parametrize(
+    ("pre", "is_one"),
+    [("llama-bpe", True), ("llama3", True), ("llama-v3", True), ("tekken", True), ("qwen2", False)],
+)
+def test_a_word_without_merges_is_one_token_where_the_original_says_so(
+    pre: str, is_one: bool, tmp_path: Path
+) -> None:
+    keys = keys_of(train(gpt2()), pre)
+    word = len(keys["tokenizer.ggml.tokens"])
+    keys["tokenizer.ggml.tokens"].append("Ġzebra")
+    keys["tokenizer.ggml.token_type"].append(1)
+    ids = load(tmp_path, keys)("a zebra", add_special_tokens=False)["input_ids"]
+    assert (word in ids) is is_one
+
+
 WORDS = {
     # llama.cpp's four steps: punctuation, GPT-2's words, runs of digits, three digits at a time
     "default": ("It's $5, 12345 x", ["It", "'", "s", " ", "$", "5", ",", " ", "123", "45", " x"]),
-    # capitals begin a word, digits stand alone, a slash joins what goes before
+    # capitals begin a word, digits stand alone, a slash after a line's end still belongs to the punctuation
     "tekken": (
-        "camelCase HTTPServer 42 a/b ./x\n y",
-        ["camel", "Case", " HTTPServer", " ", "4", "2", " a", "/b", " ./", "x", "\n", " y"],
+        "camelCase HTTPServer 42 a/b !\n/x\n y",
+        ["camel", "Case", " HTTPServer", " ", "4", "2", " a", "/b", " !\n/", "x", "\n", " y"],
     ),
 }
 
