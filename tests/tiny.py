@@ -124,6 +124,41 @@ def tiny_model(model_type: str = "llama", vocab_size: int = 330, seed: int = 0, 
     return model
 
 
+RECURRENT: dict[str, dict[str, Any]] = {
+    "mamba": {
+        "state_size": 4,
+        "conv_kernel": 3,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_rank": 4,
+        "intermediate_size": 64,
+    },
+    "mamba2": {
+        "num_heads": 4,
+        "head_dim": 16,
+        "state_size": 8,
+        "layer_norm_epsilon": 1e-5,
+        "conv_kernel": 3,
+        "n_groups": 1,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "time_step_limit": [0.0, 10.0],
+        "time_step_rank": 4,
+        "max_position_embeddings": 64,
+    },
+    "recurrent_gemma": {
+        "attention_bias": False,
+        "conv1d_width": 4,
+        "logits_soft_cap": 30.0,
+        "attention_window_size": 8,
+        "block_types": ["recurrent", "attention"],
+        "lru_width": 32,
+        "num_key_value_heads": 1,
+    },
+}
+"""Models whose state runs over every token, padding too."""
+
+
 def loaded(
     model: nn.Module, tokenizer: Any, eos_token_id: Any = None, window: int = SHAPE["max_position_embeddings"]
 ) -> LoadedModel:

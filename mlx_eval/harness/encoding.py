@@ -74,7 +74,7 @@ class Encoder:
             )
         self.prefix_token_id: int = prefix
         """What an empty context is replaced by."""
-        self._prefix_text = tokenizer.decode([prefix])
+        self._beginnings = tuple(text for text in (tokenizer.decode([prefix]), tokenizer.bos_token) if text)
 
     def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
         """Encode one text; see `encode_all`."""
@@ -163,8 +163,7 @@ class Encoder:
     def _adds_special_tokens(self, text: str, asked: bool | None) -> bool:
         if asked is not None:
             return asked
-        has_bos = bool(self._prefix_text) and text.startswith(self._prefix_text)
-        return self._add_bos_token is not False and not has_bos
+        return self._add_bos_token is not False and not text.startswith(self._beginnings)
 
     def _encode_batch(self, texts: list[str], special: bool) -> list[list[int]]:
         if _encodes_plainly(self._tokenizer):

@@ -44,7 +44,7 @@ def new_model(config: Mapping[str, Any]) -> nn.Module:
     try:
         model_class, args_class = _get_classes(settings)
         model: nn.Module = model_class(args_class.from_dict(settings))
-    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, AssertionError, ArithmeticError) as error:
         raise ModelError(
             f"mlx-lm cannot build a model of type {config.get('model_type')!r} from this configuration: {error}"
         ) from error

@@ -13,6 +13,12 @@ from typing import Any, Final
 TANH_NAMES: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 
+NO_WINDOW: Final = (
+    "mlx-lm lets every token see all before it, transformers only the last sliding_window: "
+    "texts longer than that score otherwise"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One thing that mlx-lm computes otherwise for models of one type."""
@@ -58,12 +64,8 @@ DIFFERENCES: Final = (
         lambda config: config.get("hidden_act", "gelu_pytorch_tanh") in TANH_NAMES,
         "mlx-lm computes the exact GELU, transformers its tanh form: up to 1e-3 nats a token",
     ),
-    Difference(
-        "mistral",
-        _window_matters,
-        "mlx-lm lets every token see all before it, transformers only the last sliding_window: "
-        "texts longer than that score otherwise",
-    ),
+    Difference("gemma2", _window_matters, NO_WINDOW),
+    Difference("mistral", _window_matters, NO_WINDOW),
 )
 
 

@@ -18,6 +18,7 @@ from mlx_eval.records import Generation, GenerationRequest, Sampling
 from tests.tiny import (
     FIRST_SCRIPT,
     NEAR_TIE,
+    RECURRENT,
     SCRIPT_EOS,
     SECOND_EOS,
     THINK,
@@ -29,6 +30,7 @@ from tests.tiny import (
 )
 
 VOCAB = SCRIPT_EOS + 1
+WINDOWED = {"query_pre_attn_scalar": 8, "sliding_window": 8, "sliding_window_pattern": 2}
 
 
 @functools.cache
@@ -38,8 +40,12 @@ def decode() -> Any:
 
 @functools.cache
 def random_model(kind: str = "llama") -> nn.Module:
-    changes = {"query_pre_attn_scalar": 8} if kind == "gemma2" else {}
-    return tiny_model(kind, VOCAB, seed=3, **changes)
+    changes: dict[str, dict[str, Any]] = {
+        "gemma2": {"query_pre_attn_scalar": 8},
+        "gemma3_text": WINDOWED,
+        **RECURRENT,
+    }
+    return tiny_model(kind, VOCAB, seed=3, **changes.get(kind, {}))
 
 
 @pytest.fixture
@@ -86,7 +92,7 @@ def test_no_requests_call_nothing() -> None:
     assert model.calls == []
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gemma3_text", "qwen3", *RECURRENT])
 @pytest.mark.parametrize("batch_size", [1, 2, 5])
 def test_greedy_answers_are_the_oracles(kind: str, batch_size: int) -> None:
     """gemma2: mlx-lm's batched decoding raises for 5 rows and is silently wrong for 2, its number of heads."""

@@ -16,7 +16,7 @@ from mlx import nn
 from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.score import Scorer
 from mlx_eval.records import Score, ScoringRequest
-from tests.tiny import ScriptedModel, assert_scores, tiny_model
+from tests.tiny import RECURRENT, ScriptedModel, assert_scores, tiny_model
 
 VOCAB = 64
 IDS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9).map(tuple)
@@ -60,29 +60,35 @@ def random_requests(count: int, longest: int = 20, seed: int = 0) -> list[Scorin
     return requests
 
 
-ARCHITECTURES = {
+WINDOWED = {"query_pre_attn_scalar": 8, "sliding_window": 8, "sliding_window_pattern": 2}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama tied": {"tie_word_embeddings": True},
     "qwen2": {},
     "qwen3": {},
     "gemma": {"tie_word_embeddings": True},
     "gemma2": {"query_pre_attn_scalar": 8, "final_logit_softcapping": 3.0},
-    "gemma3_text": {"query_pre_attn_scalar": 8, "sliding_window": 8, "sliding_window_pattern": 2},
-    "mistral3-like window": {"sliding_window": 8},
+    "gemma3_text": WINDOWED,
     "cohere": {"logit_scale": 0.25},
+    **RECURRENT,
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "llama tied", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere"]
-)
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures_score_as_the_oracle_with_the_head_on_chosen_rows(name: str) -> None:
-    """Tied embeddings, soft-capped and scaled logits, sliding windows: what comes after the rows is the model's."""
+    """Tied embeddings, soft-capped and scaled logits, sliding windows and recurrent states."""
     network = tiny_model(name.split(maxsplit=1)[0], VOCAB, **ARCHITECTURES[name])
     scorer = Scorer(network)
     assert scorer._head.is_split
     requests = random_requests(7)
     assert_scores(network, pairs(requests), scores(scorer, requests))
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 16])
+def test_sliding_windows_over_several_prefill_steps(step: int) -> None:
+    network = tiny_model("gemma3_text", VOCAB, **WINDOWED)
+    requests = random_requests(6, longest=30)
+    assert_scores(network, pairs(requests), scores(Scorer(network, prefill_step=step), requests))
 
 
 def test_a_model_without_a_split_is_scored_on_full_logits() -> None:

@@ -179,6 +179,33 @@ def test_cache_hook_is_told_each_answer_once_with_the_original_arguments() -> No
     )
 
 
+def test_cache_hook_is_told_before_the_run_ends() -> None:
+    """So that what was computed before an interruption is not computed again."""
+
+    class Interrupted(ScriptedModel):
+        limit = 10**9
+
+        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+            if len(self.calls) >= self.limit:
+                raise KeyboardInterrupt
+            return super().__call__(inputs, cache)
+
+    model = Interrupted("abc")
+    lm: Any = MLXEvalLM(loaded(model, script_tokenizer(), SCRIPT_EOS, 1000), batch_size=1)
+    lm.loglikelihood([request("x", "y")])  # the head is looked for once
+    lm.cache_hook = hook = Hook()
+    model.limit = len(model.calls) + 4
+    with pytest.raises(KeyboardInterrupt):
+        lm.loglikelihood([request("x" * place, "y") for place in range(1, 9)])
+    assert 2 <= len(hook.seen) <= 4
+    hook.seen.clear()
+    model.limit = len(model.calls) + 12
+    with pytest.raises(KeyboardInterrupt):
+        lm.generate_until([request("x" * place + "<|script0|>", {}) for place in range(1, 9)])
+    assert len(hook.seen) >= 1
+    assert {answer for _, _, answer in hook.seen} == {"abc"}
+
+
 def test_the_arguments_of_a_request_are_left_as_they_are() -> None:
     gen_kwargs = {"until": ["\n"], "max_gen_toks": 2, "do_sample": False}
     before = copy.deepcopy(gen_kwargs)
@@ -333,6 +360,14 @@ def test_add_bos_token_is_obeyed_against_the_tokenizer() -> None:
     assert bos not in backend("bos", add_bos_token=False).tok_encode("the")
     with pytest.raises(InvalidOptionError, match="add_bos_token"):
         backend("eos only", add_bos_token=True)
+
+
+def test_bos_is_not_doubled_when_another_prefix_token_is_given() -> None:
+    """A chat template writes BOS, whatever stands for an empty context."""
+    lm = backend("bos", prefix_token_id=77)
+    (bos,) = bpe_tokenizer().encode(BOS)
+    assert lm.tok_encode(f"{BOS}the").count(bos) == 1
+    assert lm.tok_encode("the").count(bos) == 1
 
 
 def test_the_prefix_token_is_bos_else_eos_else_as_given() -> None:

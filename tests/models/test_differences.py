@@ -35,6 +35,17 @@ CASES = {
         {"num_key_value_heads": 2, "intermediate_size": 192},
         {"hidden_act": "gelu"},
     ),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "head_dim": 24,
+            "num_key_value_heads": 2,
+            "intermediate_size": 192,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 16,
+        },
+        {"sliding_window": 8192, "max_position_embeddings": 8192},
+    ),
     "mistral": (
         "MistralConfig",
         {"num_key_value_heads": 2, "intermediate_size": 192, "sliding_window": 16},

@@ -2,7 +2,9 @@
 
 The reference answers are those of torch on the CPU in float32, one file a task, with each request's
 arguments. Tolerances: 1e-3 nats a continuation, the sum of a few dozen tokens' rounding at about 1e-5 a
-token, on both sides; 0.05 nats for a whole page of some thousand tokens.
+token, on both sides. A page may be off by 0.05 nats or by 2e-5 a token: the float32 log_softmax that the
+reference was made with errs by 1.7e-5 a token, always to the same side. benchmarks/page_precision.py measures it:
+on the page of 5,349 tokens the reference is 0.091 nats from a float64 run of the model, ours 0.003.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 CONTINUATION_NATS = 1e-3
 PAGE_NATS = 0.05
+PAGE_NATS_A_TOKEN = 2e-5
 NEAR_TIE = 1e-3
 """Difference of the two best logits below which two implementations may choose differently. The logits of this
 model are around 20, where 30 layers of float32 rounding in another order move one by about 1e-4."""
@@ -61,7 +64,9 @@ def test_log_probabilities_equal_the_reference(lm: MLXEvalLM, golden: Any, task:
 def test_pages_of_text_equal_the_reference(lm: MLXEvalLM, golden: Any) -> None:
     asked, wanted = zip(*requests(golden("wikitext")), strict=True)
     got = lm.loglikelihood_rolling(list(asked))
-    assert got == pytest.approx(wanted, rel=0, abs=PAGE_NATS)
+    for request, ours, theirs in zip(asked, got, wanted, strict=True):
+        num_tokens = lm.count_rolling_tokens(request.args[0])
+        assert abs(ours - theirs) <= max(PAGE_NATS, PAGE_NATS_A_TOKEN * num_tokens)
 
 
 def test_texts_equal_the_reference_up_to_the_first_near_tie(lm: MLXEvalLM, golden: Any) -> None:
