@@ -77,8 +77,11 @@ class AnswerText:
             return False
         before = self._decode(self._ids[self._window : self._read])
         now = self._decode(self._ids[self._window :])
-        new = now[len(before) :]
-        candidate = self._text + new
+        if now.startswith(before):
+            new = now[len(before) :]
+            candidate = self._text + new
+        else:  # the decoder tidies up: this token has changed the text before it
+            new = candidate = self._whole_text()
         if not new.endswith(INCOMPLETE) or len(self._ids) - self._read > MAX_HELD:
             self._text = candidate
             self._window, self._read = self._read, len(self._ids)

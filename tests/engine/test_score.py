@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx import nn
+from mlx_eval_kernels import NO_TARGET
 
 from mlx_eval.engine.plan import plan_scoring
-from mlx_eval.engine.score import Scorer
+from mlx_eval.engine.score import Scorer, _wanted_positions
 from mlx_eval.records import Score, ScoringRequest
 from tests.tiny import RECURRENT, ScriptedModel, assert_scores, tiny_model
 
@@ -180,6 +181,14 @@ def test_the_model_is_called_once_a_batch_and_tokens_are_counted_without_padding
     assert scripted.calls == [(2, 6), (2, 4), (1, 2)]
     assert counted == [11, 7, 2]
     assert sum(counted) == plan.planned_tokens
+
+
+def test_a_target_that_many_requests_share_is_looked_up_once() -> None:
+    requests = [ScoringRequest((1, 2), (3, 4))] * 50 + [ScoringRequest((1, 2), (3, 5))]
+    wanted = _wanted_positions(plan_scoring(requests, 8).batches[0], requests)
+    assert wanted.targets.tolist() == [[3, NO_TARGET], [4, 5]]
+    assert wanted.places[49] == [(0, 0), (1, 0)]
+    assert wanted.places[50] == [(0, 0), (1, 1)]
 
 
 def test_nothing_to_score_calls_nothing() -> None:

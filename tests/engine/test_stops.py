@@ -104,6 +104,42 @@ def test_broken_bytes_do_not_hide_a_stop_for_ever() -> None:
     assert answer.finish().text.endswith("x")
 
 
+def test_the_work_for_each_token_does_not_grow_with_the_text() -> None:
+    """Not even where bytes are broken for ever: the window that is decoded anew stays short."""
+    lengths: list[int] = []
+    decode = decoder("bytes")
+
+    def watched(ids: Sequence[int]) -> str:
+        lengths.append(len(ids))
+        text: str = decode(ids)
+        return text
+
+    run(AnswerText(watched, ["stop"]), [0xE2] * 200 + list(b"plain text, a long one" * 10))
+    assert max(lengths) <= 2 * (MAX_HELD + 2)
+
+
+@pytest.mark.parametrize("stops", [["r", "s"], ["s", "r"], ["er", "nsw", "swe"]])
+def test_the_first_stop_in_the_text_counts_and_not_the_first_in_the_list(stops: list[str]) -> None:
+    (token,) = encode("bpe", "Answer")
+    answer = AnswerText(decoder("bpe"), stops)
+    assert answer.push(token)
+    assert answer.finish().text == min(("Answer".split(stop, maxsplit=1)[0] for stop in stops), key=len)
+
+
+def tidy(ids: Sequence[int]) -> str:
+    """A decoder that removes spaces before some marks, as transformers' clean-up does."""
+    return "".join(map(chr, ids)).replace(" .", ".").replace(" n't", "n't")
+
+
+def test_a_decoder_that_tidies_up_what_came_before() -> None:
+    answer = AnswerText(tidy, ["."])
+    assert run(answer, list(b"hello . more")) == len("hello .")
+    assert answer.finish().text == "hello"
+    answer = AnswerText(tidy, ["o n't"])
+    assert run(answer, list(b"do n't go")) == len("do n't go"), "a stop that is not in the text"
+    assert answer.finish().text == "don't go"
+
+
 def test_special_tokens_are_no_part_of_the_text() -> None:
     answer = AnswerText(decoder("bytes"))
     run(answer, [*b"ab", 258, *b"cd", 256])
