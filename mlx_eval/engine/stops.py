@@ -22,7 +22,7 @@ class Thinking(NamedTuple):
     """How a model marks its thinking section."""
 
     start: str | None
-    """Text that opens it; None: the section is open from the first token."""
+    """Text that opens it; None: not known, so that stops count only after the end, should it come."""
     end: str
     """Text that closes it."""
     end_ids: tuple[int, ...] = ()
@@ -92,9 +92,11 @@ class AnswerText:
         """The answer: after the thinking section, before the first stop."""
         text = self._whole_text()
         begin = self._section_end(text)
+        if begin is None and self._thinking is not None and self._thinking.start is None:
+            begin = 0  # whether a section was ever opened is not known: the text counts, as in lm-eval
         if begin is None:
             return Answer("", unfinished_thinking=True)
-        cut = self._cut(text)
+        cut = self._first_stop(text, begin)
         answer = text[begin : len(text) if cut is None else cut]
         return Answer(answer.lstrip() if begin or self._answer_start else answer, unfinished_thinking=False)
 
@@ -119,7 +121,8 @@ class AnswerText:
     def _cut(self, text: str) -> int | None:
         """Where the first stop text of the answer begins in `text`; None without one."""
         begin = self._section_end(text)
-        if begin is None:
-            return None
+        return None if begin is None else self._first_stop(text, begin)
+
+    def _first_stop(self, text: str, begin: int) -> int | None:
         found = [place for stop in self._stop if (place := text.find(stop, begin)) >= 0]
         return min(found, default=None)

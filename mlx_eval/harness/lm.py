@@ -7,7 +7,6 @@ first backend is made: until then `MLXEvalLM` is a plain class, which then gains
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import math
 import types
@@ -20,14 +19,14 @@ from mlx_eval import config
 from mlx_eval.engine.decode import generate
 from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.score import Scorer
-from mlx_eval.engine.stops import Thinking
+from mlx_eval.engine.together import scores_together
 from mlx_eval.errors import InvalidOptionError, MissingDependencyError
 from mlx_eval.harness.chat import ChatTemplate
-from mlx_eval.harness.encoding import Encoder, Pair, fit_prompt, fit_request, hf_tokenizer
-from mlx_eval.harness.gen_kwargs import parse_gen_kwargs, repeat_seed
+from mlx_eval.harness.encoding import Encoder, Pair, fit_request, hf_tokenizer
 from mlx_eval.harness.progress import TokenProgress
+from mlx_eval.harness.prompts import GenerationLimits, generation_requests
 from mlx_eval.harness.statistics import RunStatistics
-from mlx_eval.models.load import wrap_tokenizer
+from mlx_eval.harness.wrapping import as_loaded, num_rows, thinking_of
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.records import Generation, GenerationRequest, Score, ScoringRequest
 
@@ -94,10 +93,10 @@ class MLXEvalLM:
             InvalidOptionError: a value that makes no sense.
         """
         super().__init__()
-        loaded = _as_loaded(model, tokenizer)
+        loaded = as_loaded(model, tokenizer)
         self.loaded = loaded
         self.tokenizer = hf_tokenizer(loaded.tokenizer)
-        self._batch_size = _rows(batch_size)
+        self._batch_size = num_rows(batch_size)
         self._max_length = loaded.max_length if max_length is None else max_length
         if self._max_length < 2:
             raise InvalidOptionError(f"max_length={self._max_length}: a window has at least 2 tokens")
@@ -109,7 +108,7 @@ class MLXEvalLM:
         )
         thinking_args = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._chat = ChatTemplate(loaded.tokenizer, {**(chat_template_args or {}), **thinking_args})
-        self._thinking = _thinking_of(loaded.tokenizer, think_end_token)
+        self._thinking = thinking_of(loaded.tokenizer, think_end_token)
 
     # ---------------------------------------------------------------- what lm-eval asks about the model
 
@@ -257,7 +256,7 @@ class MLXEvalLM:
         """Have the engine score requests, count what it costs."""
         if not requests:
             return
-        plan = plan_scoring(requests, self.batch_size)
+        plan = plan_scoring(requests, self._scoring_rows)
         statistics = self.statistics
         statistics.tokens.update(naive=plan.naive_tokens, computed=plan.planned_tokens, padding=plan.padding)
         statistics.forwards += len(plan.batches)
@@ -271,6 +270,16 @@ class MLXEvalLM:
         with statistics.timed("score"), TokenProgress(name, plan.planned_tokens, disable_tqdm) as progress:
             self._scorer.run(plan, requests, check, progress.add)
         statistics.note("the log-probability is not a number; the model's weights may be damaged", undefined)
+
+    @functools.cached_property
+    def _scoring_rows(self) -> int:
+        """Rows of a scoring batch: one where mlx-lm computes padded rows wrongly."""
+        if self.batch_size > 1 and not scores_together(self.loaded.model):
+            logger.warning(
+                "mlx-lm cannot score this model in padded batches: requests are scored one at a time"
+            )
+            return 1
+        return self.batch_size
 
     @functools.cached_property
     def _scorer(self) -> Scorer:
@@ -324,40 +333,22 @@ class MLXEvalLM:
         self, arguments: Sequence[tuple[str, dict[str, Any]]]
     ) -> list[GenerationRequest]:
         """Prompts with their limits, in the order asked."""
-        with self.statistics.timed("encode"):
-            prompts = self._encoder.prompts([text for text, _ in arguments])
-        eos_text = () if self.eot_token_id is None else (self.tokenizer.decode([self.eot_token_id]),)
-        repeats: dict[tuple[str, str], int] = {}
-        requests: list[GenerationRequest] = []
-        truncated = shortened = 0
-        for (text, gen_kwargs), ids in zip(arguments, prompts, strict=True):
-            options = parse_gen_kwargs(gen_kwargs, default_max_tokens=self.max_gen_toks, seed=self.seed)
-            prompt = fit_prompt(ids, options.max_tokens, self.max_length)
-            truncated += prompt.truncated_by > 0
-            shortened += prompt.max_tokens < options.max_tokens
-            sampling = options.sampling
-            if not sampling.is_greedy:
-                key = (text, json.dumps(gen_kwargs, sort_keys=True, default=str))
-                repeats[key] = repeats.get(key, -1) + 1
-                sampling = sampling.with_seed(repeat_seed(sampling.seed, repeats[key]))
-            requests.append(
-                GenerationRequest(
-                    prompt_ids=tuple(prompt.ids),
-                    max_tokens=prompt.max_tokens,
-                    stop=tuple(dict.fromkeys((*options.stop, *filter(None, eos_text)))),
-                    sampling=sampling,
-                    in_thinking=self._opens_thinking(text),
-                )
-            )
-        self.statistics.note("the prompt and its answer do not fit; prompt truncated on the left", truncated)
-        self.statistics.note(
-            "max_gen_toks is as large as the window; the answer's limit was lowered", shortened
+        limits = GenerationLimits(
+            max_length=self.max_length,
+            max_gen_toks=self.max_gen_toks,
+            seed=self.seed,
+            eos_text="" if self.eot_token_id is None else self.tokenizer.decode([self.eot_token_id]),
+            thinking=self._thinking,
         )
-        return requests
-
-    def _opens_thinking(self, prompt: str) -> bool:
-        start = self._thinking.start if self._thinking else None
-        return start is not None and prompt.rstrip().endswith(start)
+        with self.statistics.timed("encode"):
+            fitted = generation_requests(arguments, self._encoder, limits)
+        self.statistics.note(
+            "the prompt and its answer do not fit; prompt truncated on the left", fitted.num_truncated
+        )
+        self.statistics.note(
+            "max_gen_toks is as large as the window; the answer's limit was lowered", fitted.num_shortened
+        )
+        return fitted.requests
 
     def _remember(self, kind: str, arguments: Any, answer: Any) -> None:
         """Tell lm-eval's response cache, when there is one."""
@@ -403,55 +394,3 @@ def bind(cls: type) -> type:
         return cls
     namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return types.new_class(cls.__name__, (cls, TemplateLM), exec_body=lambda body: body.update(namespace))
-
-
-def _as_loaded(model: LoadedModel | nn.Module, tokenizer: Any) -> LoadedModel:
-    if isinstance(model, LoadedModel):
-        if tokenizer is None:
-            return model
-        wrapped = wrap_tokenizer(tokenizer, model.config.get("eos_token_id"))
-        return LoadedModel(model.model, wrapped, model.config, model.source)
-    if not isinstance(model, nn.Module):
-        raise InvalidOptionError(
-            f"model is a {type(model).__name__}: give a LoadedModel from load_model(...) or an mlx-lm model"
-        )
-    if tokenizer is None:
-        raise InvalidOptionError("an mlx-lm model needs its tokenizer: MLXEvalLM(model, tokenizer)")
-    settings = vars(getattr(model, "args", types.SimpleNamespace()))
-    return LoadedModel(model, wrap_tokenizer(tokenizer, settings.get("eos_token_id")), settings, "in memory")
-
-
-def _rows(batch_size: int | str) -> int:
-    if isinstance(batch_size, str) and batch_size.split(":")[0] == "auto":
-        return config.BATCH_SIZE
-    try:
-        rows = int(batch_size)
-    except ValueError as error:
-        raise InvalidOptionError(f"batch_size={batch_size!r}: give a whole number or auto") from error
-    if rows < 1:
-        raise InvalidOptionError(f"batch_size={batch_size}: give at least 1")
-    return rows
-
-
-def _thinking_of(tokenizer: Any, end: str | int | None) -> Thinking | None:
-    """The markers of the model's thinking section, or those that the user names."""
-    own = None
-    if getattr(tokenizer, "has_thinking", False):
-        own = Thinking(
-            tokenizer.think_start,
-            tokenizer.think_end,
-            tuple(tokenizer.think_end_tokens),
-            tuple(tokenizer.think_start_tokens),
-        )
-    if end is None:
-        return own
-    hf = hf_tokenizer(tokenizer)
-    if isinstance(end, int) or end.isdigit():
-        ids = (int(end),)
-        text = hf.decode(list(ids))
-    else:
-        text = end
-        ids = tuple(hf.encode(end, add_special_tokens=False))
-    if own is not None and own.end == text:
-        return own
-    return Thinking(None, text, ids)

@@ -1,0 +1,82 @@
+"""What a backend is made of, from what a user gives: model, tokenizer, batch size, thinking markers."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from mlx import nn
+
+from mlx_eval import config
+from mlx_eval.engine.stops import Thinking
+from mlx_eval.errors import InvalidOptionError
+from mlx_eval.harness.encoding import hf_tokenizer
+from mlx_eval.models.load import wrap_tokenizer
+from mlx_eval.models.loaded import LoadedModel
+
+
+def as_loaded(model: LoadedModel | nn.Module, tokenizer: Any) -> LoadedModel:
+    """A model with its tokenizer, from `load_model`'s record or from mlx-lm's pair.
+
+    Raises:
+        InvalidOptionError: it is neither, or the tokenizer is missing.
+    """
+    if isinstance(model, LoadedModel):
+        if tokenizer is None:
+            return model
+        wrapped = wrap_tokenizer(tokenizer, model.config.get("eos_token_id"))
+        return LoadedModel(model.model, wrapped, model.config, model.source, model.generation_config)
+    if not isinstance(model, nn.Module):
+        raise InvalidOptionError(
+            f"model is a {type(model).__name__}: give a LoadedModel from load_model(...) or an mlx-lm model"
+        )
+    if tokenizer is None:
+        raise InvalidOptionError("an mlx-lm model needs its tokenizer: MLXEvalLM(model, tokenizer)")
+    settings = vars(getattr(model, "args", types.SimpleNamespace()))
+    return LoadedModel(model, wrap_tokenizer(tokenizer, settings.get("eos_token_id")), settings, "in memory")
+
+
+def num_rows(batch_size: int | str) -> int:
+    """Rows of a batch from `8`, `"8"`, `"auto"` or `"auto:4"`.
+
+    Raises:
+        InvalidOptionError: it is none of these, or less than 1.
+    """
+    if isinstance(batch_size, str) and batch_size.split(":")[0] == "auto":
+        return config.BATCH_SIZE
+    try:
+        rows = int(batch_size)
+    except ValueError as error:
+        raise InvalidOptionError(f"batch_size={batch_size!r}: give a whole number or auto") from error
+    if rows < 1:
+        raise InvalidOptionError(f"batch_size={batch_size}: give at least 1")
+    return rows
+
+
+def thinking_of(tokenizer: Any, end: str | int | None) -> Thinking | None:
+    """The markers of the model's thinking section, or those that the user names.
+
+    Args:
+        tokenizer: mlx-lm's wrapper, which knows the usual markers.
+        end: text or id that closes the section; None: the model's own, if it has one.
+    """
+    own = None
+    if getattr(tokenizer, "has_thinking", False):
+        own = Thinking(
+            tokenizer.think_start,
+            tokenizer.think_end,
+            tuple(tokenizer.think_end_tokens),
+            tuple(tokenizer.think_start_tokens),
+        )
+    if end is None:
+        return own
+    hf = hf_tokenizer(tokenizer)
+    if isinstance(end, int) or end.isdigit():
+        ids = (int(end),)
+        text = hf.decode(list(ids))
+    else:
+        text = end
+        ids = tuple(hf.encode(end, add_special_tokens=False))
+    if own is not None and own.end == text:
+        return own
+    return Thinking(None, text, ids)
