@@ -19,5 +19,5 @@ def convert(source: str, destination: str, loading: Mapping[str, Any]) -> Path:
     """
     target = check_destination(Path(destination))
     loaded = load_model(source, **loading)
-    save_directory(loaded, target, generation_config=loaded.generation_config or None)
+    save_directory(loaded, target)
     return target

@@ -40,8 +40,8 @@ def examine(model: str | None = None, loading: Mapping[str, Any] | None = None) 
         *versions().items(),
     ]
     problems = []
-    if device.kind == "cpu" and device.blas == runtime.BUILT_IN_BLAS:
-        problems.append(runtime.BLAS_HINT)
+    if blas := runtime.blas_problem():
+        problems.append(blas)
     if device.kind == "cpu" and device.os.startswith("macOS"):
         problems.append("MLX does not use Metal: a native arm64 Python is needed, not one under Rosetta")
     for package, extra in OPTIONAL.items():

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from mlx_eval.errors import OutputError
 from mlx_eval.harness.adapter import LmEvalAdapter
 from mlx_eval.harness.files import new_tracker, write_results
 from mlx_eval.harness.gen_kwargs import parse_gen_kwargs
@@ -58,6 +59,8 @@ class Outcome:
     """The contents of `run.json`."""
     files: tuple[Path, ...]
     """What was written; empty without an output path."""
+    problem: str | None = None
+    """Why not everything was written: no reason to lose the scores too."""
 
 
 def evaluate(job: Job) -> Outcome:
@@ -69,8 +72,8 @@ def evaluate(job: Job) -> Outcome:
     """
     started = time.time()
     clock = time.perf_counter()
-    folder = None if job.output_path is None else open_folder(job.output_path)
     _check(job)
+    folder = None if job.output_path is None else open_folder(job.output_path)
     confirmed = bool(job.evaluation.get("confirm_run_unsafe_code", False))
     metadata = {"pretrained": job.model, **(job.evaluation.get("metadata") or {})}
     tasks = prepare_tasks(
@@ -88,11 +91,16 @@ def evaluate(job: Job) -> Outcome:
     statistics.seconds["harness"] = time.perf_counter() - clock - sum(statistics.seconds.values())
     statistics.seconds["total"] = time.perf_counter() - clock
     record = _record(job, adapter.lm, started)
+    summary = summarize(results)
+    if folder is None:
+        return Outcome(summary, record, ())
     files: list[Path] = []
-    if folder is not None:
-        files = write_results(tracker, results, folder, log_samples=job.log_samples)
+    try:
+        files += write_results(tracker, results, folder, log_samples=job.log_samples)
         files.append(write_run_file(folder, {**record, "files": [path.name for path in files]}))
-    return Outcome(summarize(results), record, tuple(files))
+    except OutputError as error:
+        return Outcome(summary, record, tuple(files), problem=str(error))
+    return Outcome(summary, record, tuple(files))
 
 
 def _check(job: Job) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlx_eval.cli.parser import Subparsers
-from mlx_eval.errors import InvalidOptionError, MlxEvalError
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -23,14 +22,9 @@ def run_lm_eval(words: Sequence[str]) -> int:
 
     Raises:
         ImportError: lm_eval is not installed.
-        InvalidOptionError: lm-eval refuses its arguments.
+        TaskError: lm-eval refuses its arguments, or cannot load or run a task.
     """
     from mlx_eval.harness.register import run_command_line
 
-    try:
-        run_command_line(words)
-    except ValueError as error:  # how lm-eval says that a task or an option is wrong
-        if isinstance(error, MlxEvalError):
-            raise
-        raise InvalidOptionError(f"lm-eval: {error}") from error
+    run_command_line(words)
     return 0

@@ -63,9 +63,10 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     if words[0] in PASSED_ON:
         from mlx_eval.cli.lm_eval import run_lm_eval
 
-        return run_lm_eval(words[1:])
+        with prompt_interrupt(interrupt_message(arguments)):
+            return run_lm_eval(words[1:])
     parser, commands = build_parser()
-    vars(arguments).update(vars(parse(parser, commands, words)))
+    vars(arguments).update(vars(parse(parser, commands, words)), words=words)
     with prompt_interrupt(interrupt_message(arguments)):
         status: int = arguments.func(arguments)
     return status

@@ -16,6 +16,7 @@ from mlx_eval.cli.parser import (
     loading_options,
     model_of,
     not_negative,
+    print_error,
     rows,
     seeds,
     window,
@@ -67,7 +68,7 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_prompt_arguments(parser)
     engine = parser.add_argument_group("computing")
     engine.add_argument(
-        "--batch_size", type=rows, metavar="N", help="rows computed together (default: 8), or auto"
+        "--batch_size", type=rows, metavar="N", help="rows computed together (default, and auto: 8)"
     )
     engine.add_argument("--max_length", type=window, metavar="N", help="context window in tokens")
     engine.add_argument(
@@ -127,6 +128,9 @@ def run(arguments: argparse.Namespace) -> int:
     print(outcome.summary.markdown())
     for path in outcome.files:
         print(f"wrote {path}", file=sys.stderr)
+    if outcome.problem is not None:
+        print_error(outcome.problem)
+        return 1
     return 0
 
 
@@ -167,12 +171,14 @@ def _job(arguments: argparse.Namespace) -> Any:
         include_path=tuple(arguments.include_path or ()),
         output_path=arguments.output_path,
         log_samples=arguments.log_samples,
-        command=("python", "-m", "mlx_eval", *sys.argv[1:]),
+        command=("python", "-m", "mlx_eval", *arguments.words),
     )
 
 
 def _preset_arguments(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.preset is None:
+        if arguments.preset_file is not None:
+            raise InvalidOptionError("--preset_file is given without --preset: name the preset to run")
         return {}
     from mlx_eval.harness.preset_file import read_preset_file
     from mlx_eval.harness.presets import get_preset

@@ -8,6 +8,7 @@ recurrent state. Models that mlx-lm cannot decode in batches are decoded a row a
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Generator, Sequence, Set
 from typing import Any
@@ -26,52 +27,62 @@ logger = logging.getLogger(__name__)
 OnGeneration = Callable[[int, Generation], None]
 
 
-def generate(
-    model: nn.Module,
-    requests: Sequence[GenerationRequest],
-    *,
-    batch_size: int,
-    decode: Decode,
-    eos_token_ids: Set[int],
-    on_generation: OnGeneration,
-    on_tokens: Callable[[int], None] = lambda count: None,
-    thinking: Thinking | None = None,
-) -> None:
-    """Continue every prompt until a stop text, an end-of-sequence token or its token limit.
+class Decoder:
+    """Continues prompts with one model."""
 
-    Args:
-        model: an mlx-lm model.
-        requests: prompts with their limits; in any order, the longest are started first.
-        batch_size: the most rows decoded together.
-        decode: ids to text, special tokens left out.
-        eos_token_ids: every id that ends a sequence.
-        on_generation: called once for each request index as its row ends.
-        on_tokens: called with the number of tokens just computed, those of a prompt with its first answer token.
-        thinking: the model's markers of a thinking section.
-    """
-    if not requests:
-        return
-    order = sorted(range(len(requests)), key=lambda i: (-len(requests[i].prompt_ids), requests[i].prompt_ids))
-    rows = [
-        _Row(i, requests[i], AnswerText(decode, requests[i].stop, thinking, requests[i].in_thinking))
-        for i in order
-    ]
-    stepped: Any = _Float32Logits(model)
-    together = batch_size > 1 and len(rows) > 1
-    if together and not decodes_together(model):
-        logger.warning("mlx-lm cannot decode this model in batches: prompts are continued one at a time")
-        together = False
-    steps = (
-        _steps_together(stepped, rows, batch_size, eos_token_ids)
-        if together
-        else _steps_alone(stepped, rows, eos_token_ids)
-    )
-    with contextlib.closing(steps):
-        for row, token in steps:
-            on_tokens(1 if row.num_tokens else 1 + len(row.request.prompt_ids))
-            row.advance(token, is_eos=token in eos_token_ids)
-            if row.finish_reason:
-                on_generation(row.index, row.result())
+    def __init__(self, model: nn.Module) -> None:
+        """Prepare an mlx-lm model for decoding."""
+        self._model = model
+
+    def run(
+        self,
+        requests: Sequence[GenerationRequest],
+        *,
+        batch_size: int,
+        decode: Decode,
+        eos_token_ids: Set[int],
+        on_generation: OnGeneration,
+        on_tokens: Callable[[int], None] = lambda count: None,
+        thinking: Thinking | None = None,
+    ) -> None:
+        """Continue every prompt until a stop text, an end-of-sequence token or its token limit.
+
+        Args:
+            requests: prompts with their limits; in any order, the longest are started first.
+            batch_size: the most rows decoded together.
+            decode: ids to text, special tokens left out.
+            eos_token_ids: every id that ends a sequence.
+            on_generation: called once for each request index as its row ends.
+            on_tokens: called with the number of tokens just computed, those of a prompt with its first answer token.
+            thinking: the model's markers of a thinking section.
+        """
+        order = sorted(
+            range(len(requests)), key=lambda i: (-len(requests[i].prompt_ids), requests[i].prompt_ids)
+        )
+        rows = [
+            _Row(i, requests[i], AnswerText(decode, requests[i].stop, thinking, requests[i].in_thinking))
+            for i in order
+        ]
+        stepped: Any = _Float32Logits(self._model)
+        steps = (
+            _steps_together(stepped, rows, batch_size, eos_token_ids)
+            if batch_size > 1 and len(rows) > 1 and self._decodes_together
+            else _steps_alone(stepped, rows)
+        )
+        with contextlib.closing(steps):
+            for row, token in steps:
+                on_tokens(1 if row.num_tokens else 1 + len(row.request.prompt_ids))
+                row.advance(token, is_eos=token in eos_token_ids)
+                if row.finish_reason:
+                    on_generation(row.index, row.result())
+
+    @functools.cached_property
+    def _decodes_together(self) -> bool:
+        """Whether mlx-lm continues rows of unequal length rightly side by side."""
+        together = decodes_together(self._model)
+        if not together:
+            logger.warning("mlx-lm cannot decode this model in batches: prompts are continued one at a time")
+        return together
 
 
 def _steps_together(
@@ -107,9 +118,7 @@ def _steps_together(
         generator.close()
 
 
-def _steps_alone(
-    model: Any, rows: Sequence[_Row], eos_token_ids: Set[int]
-) -> Generator[tuple[_Row, int], None, None]:
+def _steps_alone(model: Any, rows: Sequence[_Row]) -> Generator[tuple[_Row, int], None, None]:
     """The same, one row after the other."""
     from mlx_lm.generate import generate_step
 

@@ -6,6 +6,8 @@ batch, the next one is put together: results are read one batch late.
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +19,11 @@ from mlx_eval_kernels import NO_TARGET, logprob
 
 from mlx_eval import config
 from mlx_eval.engine.plan import Batch, ScoringPlan, first_position
+from mlx_eval.engine.together import scores_together
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import Score, ScoringRequest
+
+logger = logging.getLogger(__name__)
 
 OnScore = Callable[[int, Score], None]
 OnTokens = Callable[[int], None]
@@ -70,6 +75,19 @@ class Scorer:
         self._model = model
         self._head = RowHead(model, logits_bytes)
         self._prefill_step = prefill_step
+
+    def most_rows(self, batch_size: int) -> int:
+        """Rows to be planned together: one where mlx-lm computes padded rows wrongly."""
+        return batch_size if batch_size > 1 and self._scores_together else 1
+
+    @functools.cached_property
+    def _scores_together(self) -> bool:
+        together = scores_together(self._model)
+        if not together:
+            logger.warning(
+                "mlx-lm cannot score this model in padded batches: requests are scored one at a time"
+            )
+        return together
 
     def run(
         self,

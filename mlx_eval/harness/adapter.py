@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from mlx_eval import config
-from mlx_eval.errors import InvalidOptionError, unknown_name
+from mlx_eval.errors import InvalidOptionError, MlxEvalError, TaskError, unknown_name
 from mlx_eval.harness.lm import MLXEvalLM
-from mlx_eval.harness.prepare import PreparedTasks, prepare_tasks
+from mlx_eval.harness.prepare import PreparedTasks, first_line, prepare_tasks
 from mlx_eval.harness.presets import EXTRA_ARGUMENTS, EvalPreset, get_preset
 
 EVALUATE_ARGUMENTS = EXTRA_ARGUMENTS | {
@@ -23,6 +22,20 @@ EVALUATE_ARGUMENTS = EXTRA_ARGUMENTS | {
     "gen_kwargs",
 }
 """What `LmEvalAdapter.evaluate` passes on to lm-eval's `simple_evaluate`."""
+
+TASK_FAILURES: Final = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    RuntimeError,
+    AssertionError,
+    ZeroDivisionError,
+    OSError,
+    ImportError,
+)
+"""What the templates, functions and metrics of a task may raise."""
 
 TOO_FEW_EXAMPLES: Final = "Sample larger than population or is negative"
 """What Python's `random` says to lm-eval's sampler when more shots are asked for than there are examples."""
@@ -44,14 +57,18 @@ class LmEvalAdapter:
             ImportError: lm_eval is not installed.
             UnknownNameError: an option that `MLXEvalLM` does not take.
         """
-        if isinstance(model, MLXEvalLM):
-            self.lm = model
-            return
         known = list(inspect.signature(MLXEvalLM.__init__).parameters)[3:]
         for name in options:
             if name not in known:
                 raise unknown_name("option", name, known)
-        self.lm = MLXEvalLM(model, tokenizer, **options)
+        if isinstance(model, MLXEvalLM):
+            if tokenizer is not None or options:
+                raise InvalidOptionError(
+                    "a ready MLXEvalLM takes no tokenizer and options: give them when making it"
+                )
+            self.lm = model
+        else:
+            self.lm = MLXEvalLM(model, tokenizer, **options)
 
     def evaluate(
         self,
@@ -65,53 +82,91 @@ class LmEvalAdapter:
         Args:
             tasks: names of tasks, groups or tags, patterns, YAML files; or tasks prepared before.
             include_path: folders of further task files.
-            arguments: those of lm-eval's `simple_evaluate`, with its meanings and defaults.
+            arguments: those of lm-eval's `simple_evaluate`, with its meanings. Without them examples are turns of the
+                conversation only where a chat template is applied, and `batch_size` is the backend's own.
 
         Returns:
             lm-eval's results, with `samples` unless `log_samples=False`.
 
         Raises:
             UnknownNameError: a task or an argument that does not exist.
-            TaskError: a task that cannot be run here.
-            InvalidOptionError: a chat template is asked for and the model has none, or more shots than a
-                task has examples.
+            TaskError: a task that cannot be run here, or whose own templates and functions fail.
+            InvalidOptionError: a value that makes no sense, a chat template where the model has none, or more
+                shots than a task has examples.
         """
-        for name in arguments:
-            if name not in EVALUATE_ARGUMENTS:
-                raise unknown_name("argument of lm-eval", name, EVALUATE_ARGUMENTS)
-        self.lm.chat_template(arguments.get("apply_chat_template", False))
-        metadata = {"pretrained": self.lm.loaded.source, **(arguments.pop("metadata", None) or {})}
+        _check_arguments(arguments)
+        given = {name: value for name, value in arguments.items() if value is not None}
+        self.lm.chat_template(given.get("apply_chat_template", False))
+        metadata = {"pretrained": self.lm.loaded.source, **given.pop("metadata", {})}
+        manager = given.pop("task_manager", None)
+        if manager is not None and (include_path is not None or isinstance(tasks, PreparedTasks)):
+            raise InvalidOptionError("task_manager goes with names of tasks only, and without include_path")
         if not isinstance(tasks, PreparedTasks):
             tasks = prepare_tasks(
                 tasks,
                 include_path=include_path,
-                manager=arguments.pop("task_manager", None),
-                confirm_run_unsafe_code=arguments.get("confirm_run_unsafe_code", False),
+                manager=manager,
+                confirm_run_unsafe_code=given.get("confirm_run_unsafe_code", False),
                 metadata=metadata,
             )
-        chat = bool(arguments.get("apply_chat_template", False))
+        tasks.check_generation(given.get("gen_kwargs"))
+        rows = given.pop("batch_size", self.lm.batch_size)
         defaults = {
-            "batch_size": self.lm.batch_size,
-            "fewshot_as_multiturn": chat,
+            "fewshot_as_multiturn": bool(given.get("apply_chat_template", False)),
             "model_args": {"pretrained": self.lm.loaded.source},
         }
-        given = {name: value for name, value in arguments.items() if value is not None}
-        return self._simple_evaluate(tasks, metadata=metadata, **{**defaults, **given})
+        with self.lm.in_batches_of(rows):
+            return self._simple_evaluate(
+                tasks, metadata=metadata, batch_size=self.lm.batch_size, **{**defaults, **given}
+            )
 
     def _simple_evaluate(self, tasks: PreparedTasks, **arguments: Any) -> dict[str, Any]:
+        """Run lm-eval; what goes wrong in a task's own files and code is a `TaskError`."""
+        from jinja2.exceptions import TemplateError
         from lm_eval import simple_evaluate
 
         try:
             results: dict[str, Any] = simple_evaluate(
                 model=self.lm, tasks=tasks.names, task_manager=tasks, **arguments
             )
-        except ValueError as error:
-            if str(error) != TOO_FEW_EXAMPLES:
+        except (*TASK_FAILURES, TemplateError) as error:
+            if isinstance(error, MlxEvalError) or _is_ours(error):
                 raise
-            raise InvalidOptionError(
-                f"num_fewshot={arguments.get('num_fewshot')}: a task has fewer examples than that to show"
+            if str(error) == TOO_FEW_EXAMPLES:
+                raise InvalidOptionError(
+                    f"num_fewshot={arguments.get('num_fewshot')}: a task has fewer examples than that to show"
+                ) from error
+            raise TaskError(
+                f"lm-eval could not run {tasks.listed()}: {type(error).__name__}: {first_line(error)}"
             ) from error
         return results
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """The same checks as for a preset, of names and values.
+
+    Raises:
+        UnknownNameError, InvalidOptionError: a name that does not exist, a value that makes no sense.
+    """
+    for name in arguments:
+        if name not in EVALUATE_ARGUMENTS:
+            raise unknown_name("argument of lm-eval", name, EVALUATE_ARGUMENTS)
+    fields = {
+        name: value
+        for name, value in arguments.items()
+        if name not in EXTRA_ARGUMENTS and (value is not None or name != "apply_chat_template")
+    }
+    EvalPreset(name="evaluate", task="given", **fields)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether an error comes from our backend and not from a task: then it is a bug to be seen whole."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") == MLXEvalLM.__module__:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def run_preset(
@@ -140,8 +195,5 @@ def run_preset(
     """
     chosen = get_preset(preset) if isinstance(preset, str) else preset
     arguments = chosen.replace(**changes).to_lm_eval_kwargs()
-    rows = arguments.pop("batch_size", config.BATCH_SIZE)
-    adapter = LmEvalAdapter(
-        model, tokenizer, **({} if isinstance(model, MLXEvalLM) else {"batch_size": rows})
-    )
+    adapter = LmEvalAdapter(model, tokenizer)
     return adapter.evaluate(arguments.pop("tasks"), include_path=include_path, **arguments)

@@ -56,6 +56,12 @@ class ChatTemplate:
                 "the model has no chat template: leave --apply_chat_template out, or give it a tokenizer with one"
             )
         templates = self._tokenizer.chat_template
+        self._name = None
+        if choice is True and isinstance(templates, dict) and "default" not in templates:
+            raise InvalidOptionError(
+                "the model has several chat templates and no default: "
+                f"give --apply_chat_template one of {', '.join(sorted(templates))}"
+            )
         if isinstance(choice, str):
             if not isinstance(templates, dict):
                 logger.warning("the model has one chat template only; the name %r is ignored", choice)

@@ -128,7 +128,7 @@ class Encoder:
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         ids = self.encode(text)
-        if ids and ids[0] == self.prefix_token_id:
+        if ids and ids[0] == self.prefix_token_id and ids[0] in self._tokenizer.all_special_ids:
             ids = ids[1:]
         windows = get_rolling_token_windows(
             token_list=ids, prefix_token=self.prefix_token_id, max_seq_len=max_length, context_len=1
@@ -197,8 +197,18 @@ def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
     return stripped, context[len(stripped) :] + continuation
 
 
-def fit_request(pair: Pair, max_length: int) -> tuple[ScoringRequest, int]:
-    """The request that fits in the window, and how many tokens it lost on the left.
+class Fitted(NamedTuple):
+    """A request that fits in the window."""
+
+    request: ScoringRequest
+    context_cut: bool
+    """Whether the context lost tokens on its left."""
+    continuation_cut: bool
+    """Whether the continuation did, so that only its last tokens are scored."""
+
+
+def fit_request(pair: Pair, max_length: int) -> Fitted:
+    """Cut context and continuation on their left to what the window holds.
 
     The model sees at most `max_length` tokens, and the last continuation token is predicted, not seen:
     context `abc`, continuation `de`, 3 positions: `bcd` goes in, `de` is scored. A continuation that
@@ -208,7 +218,7 @@ def fit_request(pair: Pair, max_length: int) -> tuple[ScoringRequest, int]:
     kept = whole[-(max_length + 1) :]
     scored = min(len(pair.continuation_ids), len(kept) - 1)
     request = ScoringRequest(tuple(kept[: len(kept) - scored]), tuple(kept[len(kept) - scored :]))
-    return request, len(whole) - len(kept)
+    return Fitted(request, len(kept) < len(whole), scored < len(pair.continuation_ids))
 
 
 def fit_prompt(ids: list[int], max_tokens: int, max_length: int) -> Prompt:

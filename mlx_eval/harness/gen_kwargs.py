@@ -106,7 +106,7 @@ def _number(name: str, value: Any, kind: type, least: float, most: float = float
         number = kind(value)
         if kind is int and number != float(value):
             raise ValueError
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidOptionError(f"{name}={value!r} is no {'whole ' if kind is int else ''}number") from error
     if not least <= number <= most:
         bound = f"at least {least:g}" if most == float("inf") else f"between {least:g} and {most:g}"

@@ -10,23 +10,23 @@ import functools
 import logging
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from mlx import nn
 
 from mlx_eval import config
-from mlx_eval.engine.decode import generate
+from mlx_eval.engine.decode import Decoder
 from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.score import Scorer
-from mlx_eval.engine.together import scores_together
-from mlx_eval.errors import InvalidOptionError, MissingDependencyError
+from mlx_eval.errors import MissingDependencyError
 from mlx_eval.harness.chat import ChatTemplate
 from mlx_eval.harness.encoding import Encoder, Pair, fit_request, hf_tokenizer
 from mlx_eval.harness.progress import TokenProgress
 from mlx_eval.harness.prompts import GenerationLimits, generation_requests
 from mlx_eval.harness.statistics import RunStatistics
-from mlx_eval.harness.wrapping import as_loaded, num_rows, thinking_of
+from mlx_eval.harness.wrapping import as_loaded, check_ids, num_rows, thinking_of, whole_number
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.records import Generation, GenerationRequest, Score, ScoringRequest
 
@@ -97,11 +97,14 @@ class MLXEvalLM:
         self.loaded = loaded
         self.tokenizer = hf_tokenizer(loaded.tokenizer)
         self._batch_size = num_rows(batch_size)
-        self._max_length = loaded.max_length if max_length is None else max_length
-        if self._max_length < 2:
-            raise InvalidOptionError(f"max_length={self._max_length}: a window has at least 2 tokens")
-        self.max_gen_toks = max_gen_toks
-        self.seed = seed
+        self._max_length = whole_number(
+            "max_length", loaded.max_length if max_length is None else max_length, 2
+        )
+        self.max_gen_toks = whole_number("max_gen_toks", max_gen_toks, 1)
+        self.seed = whole_number("seed", seed, 0)
+        if prefix_token_id is not None:
+            prefix_token_id = whole_number("prefix_token_id", prefix_token_id, 0)
+            check_ids([prefix_token_id], loaded)
         self.statistics = RunStatistics()
         self._encoder = Encoder(
             loaded.tokenizer, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id
@@ -116,6 +119,16 @@ class MLXEvalLM:
     def batch_size(self) -> int:
         """Rows computed together."""
         return self._batch_size
+
+    @contextmanager
+    def in_batches_of(self, batch_size: int | str) -> Iterator[None]:
+        """Compute that many rows together while the block runs."""
+        before = self._batch_size
+        self._batch_size = num_rows(batch_size)
+        try:
+            yield
+        finally:
+            self._batch_size = before
 
     @property
     def max_length(self) -> int:
@@ -160,9 +173,12 @@ class MLXEvalLM:
 
     # ---------------------------------------------------------------- encoding
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Ids of a text; BOS at most once."""
-        return self._encoder.encode(string, add_special_tokens)
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, left_truncate_len: int | None = None
+    ) -> list[int]:
+        """Ids of a text; BOS at most once. `left_truncate_len` keeps that many of them, the last."""
+        ids = self._encoder.encode(string, add_special_tokens)
+        return ids[-left_truncate_len:] if left_truncate_len else ids
 
     def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids."""
@@ -196,17 +212,22 @@ class MLXEvalLM:
         answers: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
         scored: list[int] = []
         fitted: list[ScoringRequest] = []
-        truncated = 0
+        shorter = partial = 0
         for index, (_texts, context_ids, continuation_ids) in enumerate(requests):
             if not continuation_ids:
                 self._remember("loglikelihood", requests[index][0], answers[index])
                 continue
-            request, lost = fit_request(Pair(context_ids, continuation_ids), self.max_length)
-            truncated += lost > 0
+            one = fit_request(Pair(context_ids, continuation_ids), self.max_length)
+            shorter += one.context_cut and not one.continuation_cut
+            partial += one.continuation_cut
             scored.append(index)
-            fitted.append(request)
+            fitted.append(one.request)
         self.statistics.note("the continuation has no tokens; scored 0", len(requests) - len(scored))
-        self.statistics.note(f"longer than {self.max_length} tokens; truncated on the left", truncated)
+        self.statistics.note(f"longer than {self.max_length} tokens; context truncated on the left", shorter)
+        self.statistics.note(
+            f"the continuation alone is longer than {self.max_length} tokens; only its last ones were scored",
+            partial,
+        )
 
         def answer(place: int, score: Score) -> None:
             index = scored[place]
@@ -256,7 +277,8 @@ class MLXEvalLM:
         """Have the engine score requests, count what it costs."""
         if not requests:
             return
-        plan = plan_scoring(requests, self._scoring_rows)
+        check_ids((max(one.context_ids + one.continuation_ids) for one in requests), self.loaded)
+        plan = plan_scoring(requests, self._scorer.most_rows(self.batch_size))
         statistics = self.statistics
         statistics.tokens.update(naive=plan.naive_tokens, computed=plan.planned_tokens, padding=plan.padding)
         statistics.forwards += len(plan.batches)
@@ -272,18 +294,12 @@ class MLXEvalLM:
         statistics.note("the log-probability is not a number; the model's weights may be damaged", undefined)
 
     @functools.cached_property
-    def _scoring_rows(self) -> int:
-        """Rows of a scoring batch: one where mlx-lm computes padded rows wrongly."""
-        if self.batch_size > 1 and not scores_together(self.loaded.model):
-            logger.warning(
-                "mlx-lm cannot score this model in padded batches: requests are scored one at a time"
-            )
-            return 1
-        return self.batch_size
-
-    @functools.cached_property
     def _scorer(self) -> Scorer:
         return Scorer(self.loaded.model)
+
+    @functools.cached_property
+    def _decoder(self) -> Decoder:
+        return Decoder(self.loaded.model)
 
     # ---------------------------------------------------------------- generation
 
@@ -307,6 +323,7 @@ class MLXEvalLM:
             self.statistics.tokens["generated"] += generation.num_tokens
             progress.drop(distinct[place].max_tokens - generation.num_tokens)
 
+        check_ids((max(request.prompt_ids) for request in distinct), self.loaded)
         prompt_tokens = sum(len(request.prompt_ids) for request in distinct)
         self.statistics.tokens["prompt"] += prompt_tokens
         limit = prompt_tokens + sum(request.max_tokens for request in distinct)
@@ -314,8 +331,7 @@ class MLXEvalLM:
             self.statistics.timed("generate"),
             TokenProgress("generate_until", limit, disable_tqdm) as progress,
         ):
-            generate(
-                self.loaded.model,
+            self._decoder.run(
                 distinct,
                 batch_size=self.batch_size,
                 decode=self._encoder.decode,

@@ -6,11 +6,12 @@ Knows lm-eval's task manager and the ways in which a task's data, code or packag
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_eval.errors import TaskError
+from mlx_eval.harness.gen_kwargs import parse_gen_kwargs
 from mlx_eval.harness.tasks import resolve_tasks, task_manager
 
 if TYPE_CHECKING:
@@ -36,10 +37,27 @@ class PreparedTasks:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
 
-    @property
-    def task_names(self) -> list[str]:
-        """Every single task, groups resolved."""
-        return list(self._loaded["tasks"])
+    def listed(self) -> str:
+        """The names, for a message."""
+        return _listed(self.names)
+
+    def check_generation(self, gen_kwargs: str | Mapping[str, Any] | None) -> None:
+        """Refuse generation arguments that are not supported, before anything is computed.
+
+        Args:
+            gen_kwargs: laid over those of every task, as lm-eval does.
+
+        Raises:
+            UnknownNameError, InvalidOptionError: an argument that is not known or makes no sense.
+        """
+        from lm_eval.utils import simple_parse_args_string
+
+        over = simple_parse_args_string(gen_kwargs) if isinstance(gen_kwargs, str) else dict(gen_kwargs or {})
+        parse_gen_kwargs(over, default_max_tokens=1, seed=0)
+        for task in self._loaded["tasks"].values():
+            if task.get_config("output_type") == "generate_until":
+                own = task.get_config("generation_kwargs") or {}
+                parse_gen_kwargs({**own, **over}, default_max_tokens=1, seed=0)
 
 
 def prepare_tasks(
@@ -69,6 +87,7 @@ def prepare_tasks(
     if confirm_run_unsafe_code:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the metric asks for this second confirmation
     from datasets.exceptions import DatasetsError
+    from jinja2.exceptions import TemplateError
 
     resolved = resolve_tasks(names, manager)
     loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
@@ -80,16 +99,16 @@ def prepare_tasks(
         ) from error
     except OSError as error:
         raise TaskError(
-            f"the data of {_listed(resolved)} cannot be had: {_first_line(error)}; "
+            f"the data of {_listed(resolved)} cannot be had: {first_line(error)}; "
             "without network, point a task file at local data (docs/guides/evaluation.md)"
         ) from error
     except DatasetsError as error:
         # its own text says no more than that it happened while reading
         raise TaskError(
-            f"the data of {_listed(resolved)} cannot be read: {_first_line(error.__cause__ or error)}"
+            f"the data of {_listed(resolved)} cannot be read: {first_line(error.__cause__ or error)}"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise TaskError(f"{_listed(resolved)} cannot be loaded: {_first_line(error)}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, TemplateError) as error:
+        raise TaskError(f"{_listed(resolved)} cannot be loaded: {first_line(error)}") from error
     unsafe = [name for name, task in loaded["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
     if unsafe and not confirm_run_unsafe_code:
         raise TaskError(
@@ -104,6 +123,9 @@ def _listed(names: Sequence[str]) -> str:
     return f"task{'s' if len(names) > 1 else ''} {shown}{rest}"
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line; its type where it says nothing."""
+    if isinstance(error, KeyError):
+        return f"there is no {error}"
+    text = " ".join(str(error).replace("\\n", " ").split())
+    return text if text and text != "None" else type(error).__name__

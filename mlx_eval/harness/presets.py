@@ -22,13 +22,10 @@ EXTRA_ARGUMENTS: Final = frozenset(
         "check_integrity",
         "confirm_run_unsafe_code",
         "delete_requests_cache",
-        "device",
         "evaluation_tracker",
         "fewshot_random_seed",
         "log_samples",
-        "max_batch_size",
         "metadata",
-        "model_args",
         "numpy_random_seed",
         "predict_only",
         "random_seed",
@@ -41,7 +38,8 @@ EXTRA_ARGUMENTS: Final = frozenset(
         "write_out",
     }
 )
-"""Parameters of lm-eval's `simple_evaluate` (0.4.12 and 0.4.13) that a preset has no field for."""
+"""Parameters of lm-eval's `simple_evaluate` (0.4.12 and 0.4.13) that a preset has no field for, but for those that
+describe a model to be loaded, which a run gets otherwise."""
 
 _PASSED_ON: Final = (
     "num_fewshot",

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from mlx_eval.errors import InvalidOptionError, unknown_name
+from mlx_eval.errors import InvalidOptionError, MlxEvalError, TaskError, unknown_name
+from mlx_eval.harness.prepare import first_line
 
 T = TypeVar("T")
 
@@ -78,14 +79,21 @@ def run_command_line(words: Sequence[str]) -> None:
 
     Raises:
         ImportError: lm_eval is not installed.
+        TaskError: lm-eval refuses its arguments, or cannot load or run a task.
     """
     register()
+    from datasets.exceptions import DatasetsError
+    from jinja2.exceptions import TemplateError
     from lm_eval.__main__ import cli_evaluate
 
     before = sys.argv
     sys.argv = ["lm-eval", *words]  # where lm-eval reads its arguments from
     try:
         cli_evaluate()
+    except (ValueError, OSError, ImportError, DatasetsError, TemplateError) as error:
+        if isinstance(error, MlxEvalError):
+            raise
+        raise TaskError(f"lm-eval: {first_line(error)}") from error
     finally:
         sys.argv = before
 

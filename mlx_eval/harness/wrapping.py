@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterable
 from typing import Any
 
 from mlx import nn
 
 from mlx_eval import config
 from mlx_eval.engine.stops import Thinking
-from mlx_eval.errors import InvalidOptionError
+from mlx_eval.errors import InvalidOptionError, ModelError
 from mlx_eval.harness.encoding import hf_tokenizer
 from mlx_eval.models.load import wrap_tokenizer
 from mlx_eval.models.loaded import LoadedModel
@@ -44,13 +45,42 @@ def num_rows(batch_size: int | str) -> int:
     """
     if isinstance(batch_size, str) and batch_size.split(":")[0] == "auto":
         return config.BATCH_SIZE
+    return whole_number("batch_size", batch_size, 1)
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """`value`, if it is a whole number of `least` or more; texts that spell one are taken too.
+
+    Raises:
+        InvalidOptionError: it is none.
+    """
     try:
-        rows = int(batch_size)
-    except ValueError as error:
-        raise InvalidOptionError(f"batch_size={batch_size!r}: give a whole number or auto") from error
-    if rows < 1:
-        raise InvalidOptionError(f"batch_size={batch_size}: give at least 1")
-    return rows
+        number = int(value)
+        if isinstance(value, bool) or number != float(value):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidOptionError(f"{name}={value!r}: give a whole number of {least} or more") from error
+    if number < least:
+        raise InvalidOptionError(f"{name}={value!r}: give a whole number of {least} or more")
+    return number
+
+
+def check_ids(ids: Iterable[int], loaded: LoadedModel) -> None:
+    """Refuse token ids that the model has no embedding for: MLX would read foreign memory.
+
+    Raises:
+        ModelError: the tokenizer has made one.
+    """
+    size = loaded.vocab_size
+    if size is None:
+        return
+    highest = max(ids, default=0)
+    if highest >= size:
+        token = hf_tokenizer(loaded.tokenizer).convert_ids_to_tokens(highest)
+        raise ModelError(
+            f"the tokenizer gives id {highest} ({token!r}), and the model has {size} rows in its embedding: "
+            "use the tokenizer that the model was trained with"
+        )
 
 
 def thinking_of(tokenizer: Any, end: str | int | None) -> Thinking | None:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-TANH_NAMES: Final = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
-
+from mlx_eval.models.layout import TANH_GELU
 
 NO_WINDOW: Final = (
     "mlx-lm lets every token see all before it, transformers only the last sliding_window: "
@@ -56,12 +55,12 @@ DIFFERENCES: Final = (
     ),
     Difference(
         "gpt_neox",
-        lambda config: config.get("hidden_act", "gelu") not in TANH_NAMES,
+        lambda config: config.get("hidden_act", "gelu") not in TANH_GELU,
         "mlx-lm computes the tanh form of GELU, transformers the exact one: up to 1e-3 nats a token",
     ),
     Difference(
         "starcoder2",
-        lambda config: config.get("hidden_act", "gelu_pytorch_tanh") in TANH_NAMES,
+        lambda config: config.get("hidden_act", "gelu_pytorch_tanh") in TANH_GELU,
         "mlx-lm computes the exact GELU, transformers its tanh form: up to 1e-3 nats a token",
     ),
     Difference("gemma2", _window_matters, NO_WINDOW),

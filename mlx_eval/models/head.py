@@ -7,7 +7,8 @@ the model whose module at that place returns the chosen rows leaves everything a
 logit scaling, tied embeddings) to the model itself. The split is compared with a full call when it is
 made; where it does not hold, full logits are computed and picked from.
 
-This is one of the two places where foreign code is changed: on a copy, so that the model stays as it was.
+Only copies are changed for good. While the one call is watched, the classes of the model's modules are exchanged
+for watching ones, so no other thread may use the model while a `RowHead` is made.
 """
 
 from __future__ import annotations

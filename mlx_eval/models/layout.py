@@ -49,22 +49,25 @@ SAME_LAYOUT = frozenset(
 )
 """Model types whose parameters have transformers' names, axes and values in mlx-lm (tested one by one)."""
 
+WRITABLE = SAME_LAYOUT | set(BASE_PREFIXES)
+"""Model types that can be written so that transformers reads them."""
+
 _GPT2_TRANSPOSED = re.compile(r"h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight")
 _SILU = {"hidden_act": ("silu", "swish")}
-_TANH_GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
+TANH_GELU = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 _FIXED_IN_MLX: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": _SILU,
     "mistral": _SILU,
     "qwen2": {**_SILU, "use_sliding_window": (False,)},
     "qwen3": {**_SILU, "use_sliding_window": (False,), "attention_bias": (False,)},
-    "gemma3_text": {"hidden_activation": _TANH_GELU, "use_bidirectional_attention": (False,)},
+    "gemma3_text": {"hidden_activation": TANH_GELU, "use_bidirectional_attention": (False,)},
     "gpt2": {
-        "activation_function": _TANH_GELU,
+        "activation_function": TANH_GELU,
         "scale_attn_by_inverse_layer_idx": (False,),
         "scale_attn_weights": (True,),
     },
     # mlx-lm takes the tanh form for the exact GELU that transformers names "gelu"
-    "gpt_neox": {"hidden_act": ("gelu", *_TANH_GELU)},
+    "gpt_neox": {"hidden_act": ("gelu", *TANH_GELU)},
 }
 """Configuration values that mlx-lm's module does not read: it computes these whatever is written."""
 
@@ -198,16 +201,12 @@ def hugging_face_name(model_type: str, parameter: str) -> str:
 
 
 def hugging_face_weights(model: nn.Module, model_type: str) -> dict[str, mx.array]:
-    """The parameters of an mlx-lm model that is not quantised, in transformers' names and axes.
+    """The parameters of an mlx-lm model in transformers' names and axes.
 
-    Raises:
-        ModelError: nobody has checked how transformers writes this model type.
+    Args:
+        model: not quantised.
+        model_type: one of `WRITABLE`.
     """
-    if model_type not in SAME_LAYOUT and model_type not in BASE_PREFIXES:
-        raise ModelError(
-            f"a model of type {model_type} cannot be written so that transformers reads it: "
-            f"known are {', '.join(sorted(SAME_LAYOUT | set(BASE_PREFIXES)))}"
-        )
     weights = {}
     for parameter, array in named_arrays(model).items():
         name = hugging_face_name(model_type, parameter)

@@ -129,6 +129,6 @@ def _other_tokenizer(
 
 
 def _warn_about_blas() -> None:
-    device = runtime.device()
-    if device.kind == "cpu" and device.blas == runtime.BUILT_IN_BLAS:
-        logger.warning(runtime.BLAS_HINT)
+    problem = runtime.blas_problem()
+    if problem is not None:
+        logger.warning(problem)

@@ -42,6 +42,13 @@ class LoadedModel:
         return context_window(self.config, self.tokenizer)
 
     @property
+    def vocab_size(self) -> int | None:
+        """Ids that the model's embedding has rows for; None where the configuration does not say."""
+        text_config = self.config.get("text_config") or self.config
+        size = text_config.get("vocab_size", self.config.get("vocab_size"))
+        return None if size is None else int(size)
+
+    @property
     def dtype(self) -> str:
         """Name of the type that most of the floating-point parameters have, such as `bfloat16`."""
         sizes: dict[str, int] = {}

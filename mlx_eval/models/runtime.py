@@ -22,6 +22,12 @@ BLAS_HINT = (
 )
 
 
+MLX_WAS_FIRST = (
+    "MLX is using its slow built-in BLAS, because mlx was imported before mlx_eval: "
+    "import mlx_eval.models first to run some 30 times faster"
+)
+
+
 @functools.cache
 def preload_blas() -> str | None:
     """Load OpenBLAS into the process, on Linux and before mlx is imported.
@@ -38,6 +44,17 @@ def preload_blas() -> str | None:
     except OSError:
         return None
     return OPENBLAS
+
+
+def blas_problem() -> str | None:
+    """What to do about a slow BLAS; None where there is nothing to be done."""
+    if device().kind != "cpu" or device().blas != BUILT_IN_BLAS:
+        return None
+    try:
+        ctypes.CDLL(OPENBLAS)
+    except OSError:
+        return BLAS_HINT
+    return MLX_WAS_FIRST
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Knows file formats and how to leave nothing half-written behind; knows no model 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,9 +16,11 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_eval.errors import ModelError, OutputError
-from mlx_eval.models.layout import hugging_face_weights, mlx_config, named_arrays
+from mlx_eval.models.layout import WRITABLE, hugging_face_weights, mlx_config, named_arrays
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.models.precision import is_quantized
+
+logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 5 * 10**9
 """A weights file stays below this, as on the hub, unless one tensor alone is larger."""
@@ -46,32 +49,24 @@ def check_destination(destination: Path) -> Path:
     return path
 
 
-def save_directory(
-    loaded: LoadedModel,
-    destination: Path,
-    *,
-    generation_config: Mapping[str, Any] | None = None,
-    for_transformers: bool = True,
-) -> None:
+def save_directory(loaded: LoadedModel, destination: Path) -> None:
     """Write the model, its configuration and its tokenizer into a new directory.
 
-    Everything goes into a directory beside it that is renamed at the end, and removed when anything fails.
+    mlx-lm reads it; transformers does too, unless the model is quantised or nobody has checked how
+    transformers writes its kind, which is said in a warning. Everything goes into a directory beside it
+    that is renamed at the end, and removed when anything fails.
 
     Args:
-        loaded: The model. A quantised one is written for mlx-lm alone, which is the only reader.
+        loaded: The model.
         destination: A directory that does not exist or is empty; parents are made.
-        generation_config: Hugging Face's generation_config.json. None: the special ids of configuration
-            and tokenizer.
-        for_transformers: False writes an unquantised model under mlx-lm's names too, which is the way
-            for model types of which nobody has checked how transformers writes them.
 
     Raises:
         OutputError: the destination is not empty or cannot be written, or the disk is full.
-        ModelError: `for_transformers`, and the model cannot be written so that transformers reads it.
+        ModelError: the model brings Python code of its own.
     """
     path = check_destination(destination)
-    weights = _weights(loaded, for_transformers=for_transformers)
-    plain = for_transformers and not is_quantized(loaded.model)
+    plain = not is_quantized(loaded.model) and _transformers_reads(loaded)
+    weights = _weights(loaded, for_transformers=plain)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +79,7 @@ def save_directory(
         _write_config(temporary, loaded)
         _write_json(
             temporary / "generation_config.json",
-            dict(generation_config) if generation_config else _generation_config(loaded),
+            dict(loaded.generation_config) or _generation_config(loaded),
         )
         _write_tokenizer(temporary, loaded.tokenizer)
         temporary.rename(path)
@@ -92,6 +87,20 @@ def save_directory(
         raise OutputError(f"{destination} cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _transformers_reads(loaded: LoadedModel) -> bool:
+    """Whether an unquantised model can be written so that transformers reads it; says so when not."""
+    kind = str(loaded.config["model_type"])
+    if loaded.config.get("rope_traditional"):
+        logger.warning(
+            "a rotary embedding that turns neighbours: the directory is for mlx-lm, not for transformers"
+        )
+        return False
+    if kind not in WRITABLE:
+        logger.warning("how transformers writes a %s is not known: the directory is for mlx-lm alone", kind)
+        return False
+    return True
 
 
 def _weights(loaded: LoadedModel, *, for_transformers: bool) -> dict[str, mx.array]:
@@ -102,14 +111,9 @@ def _weights(loaded: LoadedModel, *, for_transformers: bool) -> dict[str, mx.arr
             f"{loaded.source} brings its own Python module ({config['model_file']}), which is not copied: "
             "such a model cannot be written"
         )
-    if is_quantized(loaded.model) or not for_transformers:
-        return named_arrays(loaded.model)
-    if config.get("rope_traditional"):
-        raise ModelError(
-            "transformers cannot read a model with rope_traditional, whose rotary embedding turns "
-            "neighbours: write it for mlx-lm alone"
-        )
-    return hugging_face_weights(loaded.model, str(config["model_type"]))
+    if for_transformers:
+        return hugging_face_weights(loaded.model, str(config["model_type"]))
+    return named_arrays(loaded.model)
 
 
 # --- weights --------------------------------------------------------------------------------------

@@ -33,7 +33,8 @@ def test_a_model(tmp_path: Path) -> None:
 def test_a_missing_blas_is_a_problem_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = runtime.Device("cpu", "cpu", 2**33, "Linux 6", runtime.BUILT_IN_BLAS)
     monkeypatch.setattr(runtime, "device", lambda: slow)
-    assert runtime.BLAS_HINT in examine().problems
+    # the library may be here or not: what to do depends on it (tests/models/test_runtime.py)
+    assert set(examine().problems) & {runtime.BLAS_HINT, runtime.MLX_WAS_FIRST}
     fast = runtime.Device("cpu", "cpu", 2**33, "Linux 6", runtime.OPENBLAS)
     monkeypatch.setattr(runtime, "device", lambda: fast)
     assert examine().problems == ()

@@ -27,18 +27,23 @@ def test_its_words_go_on_unparsed(command: Any, monkeypatch: pytest.MonkeyPatch)
     assert seen == [words, words]
 
 
-def test_what_lm_eval_refuses_is_one_line(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for error, message in [
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
         (ValueError("Tasks not found: x"), "mlx_eval: lm-eval: Tasks not found: x\n"),
+        (ConnectionError("no\nnetwork"), "mlx_eval: lm-eval: no network\n"),
         (UnknownNameError("unknown model argument"), "mlx_eval: unknown model argument\n"),
-    ]:
+    ],
+)
+def test_what_lm_eval_refuses_is_one_line(
+    command: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def fail() -> None:
+        raise error
 
-        def fail(words: list[str], error: Exception = error) -> None:
-            raise error
-
-        monkeypatch.setattr(register, "run_command_line", fail)
-        finished = command("lm-eval", "run")
-        assert (finished.status, finished.out, finished.err) == (1, "", message)
+    monkeypatch.setattr("lm_eval.__main__.cli_evaluate", fail)
+    finished = command("lm-eval", "run")
+    assert (finished.status, finished.out, finished.err) == (1, "", message)
 
 
 def test_an_evaluation(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlx import nn
 
 from mlx_eval import config
-from mlx_eval.engine.decode import generate
+from mlx_eval.engine.decode import Decoder
 from mlx_eval.engine.stops import Thinking
 from mlx_eval.harness.encoding import Encoder
 from mlx_eval.records import Generation, GenerationRequest, Sampling
@@ -69,8 +69,7 @@ def answers(
         calls[index] += 1
         found[index] = generation
 
-    generate(
-        model,
+    Decoder(model).run(
         requests,
         batch_size=batch_size,
         decode=decode(),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from mlx_eval.harness.encoding import Encoder, Pair, fit_prompt, fit_request, hf_tokenizer
 from mlx_eval.models.load import wrap_tokenizer
+from mlx_eval.records import ScoringRequest
 from tests.tiny import BOS, bpe_tokenizer, spm_tokenizer
 
 TOKENIZERS = {"bos": lambda: bpe_tokenizer(adds_bos=True), "plain": bpe_tokenizer, "spm": spm_tokenizer}
@@ -105,20 +106,21 @@ IDS = st.lists(st.integers(0, 99), min_size=1, max_size=8)
 @given(IDS, IDS, st.integers(2, 12))
 def test_what_is_kept_of_a_pair(context: list[int], continuation: list[int], window: int) -> None:
     """The right end of both, the model fed no more than its window, and as much scored as can be."""
-    request, lost = fit_request(Pair(context, continuation), window)
+    request, context_cut, continuation_cut = fit_request(Pair(context, continuation), window)
     whole = context + continuation
     kept = [*request.context_ids, *request.continuation_ids]
-    assert kept == whole[lost:]
+    assert kept == whole[len(whole) - len(kept) :]
+    assert context_cut == (len(kept) < len(whole))
+    assert continuation_cut == (len(request.continuation_ids) < len(continuation))
     assert len(kept) - 1 == min(window, len(whole) - 1)
     assert request.context_ids
     assert len(request.continuation_ids) == min(len(continuation), window)
 
 
 def test_truncation_by_example() -> None:
-    request, lost = fit_request(Pair([1, 2, 3], [4, 5]), 3)
-    assert (request.context_ids, request.continuation_ids, lost) == ((2, 3), (4, 5), 1)
-    request, lost = fit_request(Pair([1, 2], [3, 4, 5, 6]), 2)
-    assert (request.context_ids, request.continuation_ids, lost) == ((4,), (5, 6), 3)
+    assert fit_request(Pair([1, 2, 3], [4, 5]), 3) == (ScoringRequest((2, 3), (4, 5)), True, False)
+    assert fit_request(Pair([1, 2], [3, 4, 5, 6]), 2) == (ScoringRequest((4,), (5, 6)), True, True)
+    assert fit_request(Pair([1, 2], [3]), 2) == (ScoringRequest((1, 2), (3,)), False, False)
 
 
 @given(IDS, st.integers(1, 20), st.integers(2, 12))

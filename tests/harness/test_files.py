@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -98,20 +97,31 @@ def test_samples_that_are_cut_short_are_an_error(
         write(self, task_name, samples[:1])
 
     monkeypatch.setattr(type(tracker), "save_results_samples", cut)
-    with pytest.raises(OutputError, match="holds 1 of 2 rows"):
+    with pytest.raises(OutputError, match=r"samples_tiny_text_.* could not be written"):
         write_results(tracker, results, tmp_path, log_samples=True)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [f"results_{tracker.date_id}.json"], "it is whole"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written(tasks: Path, tmp_path: Path) -> None:
+def test_remains_of_a_killed_run_do_no_harm(tasks: Path, tmp_path: Path) -> None:
     tracker, results = evaluate(tasks, tmp_path, ("tiny_text",))
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(OutputError, match="could not be written"):
-            write_results(tracker, results, tmp_path, log_samples=False)
-    finally:
-        tmp_path.chmod(0o700)
+    for name in (".writing", ".writing-1-dead"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results_old.json").write_text("{}", encoding="utf-8")
+    written = write_results(tracker, results, tmp_path, log_samples=True)
+    assert [path.name for path in written] == [
+        f"results_{tracker.date_id}.json",
+        f"samples_tiny_text_{tracker.date_id}.jsonl",
+    ]
+
+
+def test_a_folder_that_may_not_be_written(tasks: Path, tmp_path: Path) -> None:
+    """A file stands where the writer makes its folder: unlike permissions, that stops root too."""
+    tracker, results = evaluate(tasks, tmp_path, ("tiny_text",))
+    in_the_way = Path(tracker.output_path)
+    in_the_way.write_text("", encoding="utf-8")
+    with pytest.raises(OutputError, match=r"results_.*\.json could not be written"):
+        write_results(tracker, results, tmp_path, log_samples=False)
+    assert list(tmp_path.iterdir()) == [in_the_way]
 
 
 def test_a_folder_that_is_a_file(tasks: Path, tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_truncation_keeps_the_right_end_of_the_context_and_all_of_the_continuati
     ids = {character: lm.tok_encode(character)[0] for character in "abcde"}
     (answer,) = lm._loglikelihood_tokens([(None, [ids[c] for c in "abc"], [ids[c] for c in "de"])])
     assert_scores(network(), [([ids["b"], ids["c"]], [ids["d"], ids["e"]])], [answer])
-    assert lm.statistics.notes["longer than 3 tokens; truncated on the left"] == 1
+    assert lm.statistics.notes["longer than 3 tokens; context truncated on the left"] == 1
 
 
 def test_a_pair_that_just_fits_is_not_truncated() -> None:
@@ -261,13 +261,16 @@ def test_a_continuation_longer_than_the_window_scores_its_last_tokens() -> None:
     lm = backend("plain", max_length=3)
     (answer,) = lm._loglikelihood_tokens([(None, [7, 8], [10, 11, 12, 13, 14])])
     assert_scores(network(), [([11], [12, 13, 14])], [answer])
+    assert list(lm.statistics.notes) == [
+        "the continuation alone is longer than 3 tokens; only its last ones were scored"
+    ]
 
 
 def test_truncations_are_warned_of_once_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
     lm = backend("plain", max_length=4)
     lm.loglikelihood([request("the quick brown fox jumps", f" {word}") for word in ("over", "the", "lazy")])
     assert [record.message for record in caplog.records if "truncated" in record.message] == [
-        "3 requests: longer than 4 tokens; truncated on the left"
+        "3 requests: longer than 4 tokens; context truncated on the left"
     ]
 
 

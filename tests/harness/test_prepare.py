@@ -31,7 +31,7 @@ def one_line(error: pytest.ExceptionInfo[Exception]) -> str:
 def test_groups_are_resolved_to_their_tasks(folder: Path) -> None:
     tasks = prepare(folder, "tiny_group,tiny_write")
     assert tasks.names == ["tiny_group", "tiny_write"]
-    assert sorted(tasks.task_names) == ["tiny_choice", "tiny_text", "tiny_write"]
+    assert sorted(tasks.load(None)["tasks"]) == ["tiny_choice", "tiny_text", "tiny_write"]
 
 
 def test_it_stands_in_for_a_task_manager(folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_code_that_a_model_wrote_runs_only_when_confirmed(
     ):
         prepare(folder, "tiny_write")
     monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "0")
-    assert prepare(folder, "tiny_write", confirm_run_unsafe_code=True).task_names == ["tiny_write"]
+    assert prepare(folder, "tiny_write", confirm_run_unsafe_code=True).names == ["tiny_write"]
 
 
 def test_without_lm_eval_the_install_command_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
