@@ -13,6 +13,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 
 from mlx_eval.models.runtime import BUILT_IN_BLAS, preload_blas
 
@@ -76,11 +77,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     mx.set_default_device(mx.Device(mx.cpu))
     mx.random.seed(0)
-    print(f"CPU device, BLAS: {BLAS}, MLX {mx.__version__}, median of {arguments.repeats}")
+    print(f"CPU device, BLAS: {BLAS}, MLX {version('mlx')}, median of {arguments.repeats}")
     rows = []
     for shape in SHAPES:
         found = medians(shape, arguments.repeats)

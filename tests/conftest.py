@@ -8,6 +8,8 @@ import tempfile
 
 import pytest
 
+import mlx_eval.models  # noqa: F401  (brings the BLAS in before a test module imports mlx)
+
 _CACHE = pytest.StashKey[str]()
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mlx_eval import errors
-from mlx_eval.errors import MissingDependencyError, MlxEvalError, UnknownNameError, nearest_names, unknown_name
+from mlx_eval.errors import (
+    MissingDependencyError,
+    MlxEvalError,
+    UnknownNameError,
+    nearest_names,
+    unknown_name,
+)
 
 NAMES = ["arc_easy", "arc_challenge", "hellaswag", "mmlu"]
 MANY = [f"task_{number}" for number in range(21)]
@@ -15,11 +21,21 @@ MANY = [f"task_{number}" for number in range(21)]
     ("name", "known", "hint", "text"),
     [
         ("hellaswagg", NAMES, "", "unknown task 'hellaswagg'; did you mean hellaswag?"),
-        ("arc_eas", ["arc_easy", "arc_ease"], "", "unknown task 'arc_eas'; did you mean arc_easy or arc_ease?"),
+        (
+            "arc_eas",
+            ["arc_easy", "arc_ease"],
+            "",
+            "unknown task 'arc_eas'; did you mean arc_easy or arc_ease?",
+        ),
         ("zzz", ["mmlu", "boolq"], "", "unknown task 'zzz'; known: boolq, mmlu"),
         ("zzz", MANY, "", "unknown task 'zzz'"),
         ("zzz", MANY, "see the list", "unknown task 'zzz'; see the list"),
-        ("hellaswagg", NAMES, "see the list", "unknown task 'hellaswagg'; did you mean hellaswag?; see the list"),
+        (
+            "hellaswagg",
+            NAMES,
+            "see the list",
+            "unknown task 'hellaswagg'; did you mean hellaswag?; see the list",
+        ),
         ("", ["mmlu"], "", "unknown task ''; known: mmlu"),
     ],
 )
@@ -32,8 +48,8 @@ def test_an_unknown_name_says_which_are_near_or_known(
 
 
 def test_twenty_names_are_listed_and_one_more_is_not() -> None:
-    assert "known: " in str(unknown_name("task", "zzz", MANY[:20]))
-    assert "known" not in str(unknown_name("task", "zzz", MANY))
+    assert "; known: " in str(unknown_name("task", "zzz", MANY[:20]))
+    assert "; known" not in str(unknown_name("task", "zzz", MANY))
 
 
 def test_known_names_may_be_any_iterable() -> None:
@@ -48,7 +64,11 @@ def test_the_nearest_name_comes_first_and_none_is_far() -> None:
 
 
 def test_the_tree_is_the_one_that_the_docstring_draws() -> None:
-    classes = {name: value for name, value in vars(errors).items() if isinstance(value, type)}
+    classes = {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
     drawn = [line.split() for line in (errors.__doc__ or "").splitlines() if line.startswith("    ")]
     below = {words[1] for words in drawn if words[0] in ("├──", "└──")}
     assert below | {"MlxEvalError", "MissingDependencyError"} == set(classes)

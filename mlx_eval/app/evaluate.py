@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -63,8 +63,12 @@ class Outcome:
     """Why not everything was written: no reason to lose the scores too."""
 
 
-def evaluate(job: Job) -> Outcome:
+def evaluate(job: Job, on_stage: Callable[[str], None] = lambda text: None) -> Outcome:
     """Do a job.
+
+    Args:
+        job: what to do.
+        on_stage: told what begins, for somebody who waits.
 
     Raises:
         MlxEvalError: whatever is wrong with the model, the tasks or the options, as far as possible
@@ -74,14 +78,17 @@ def evaluate(job: Job) -> Outcome:
     clock = time.perf_counter()
     _check(job)
     folder = None if job.output_path is None else open_folder(job.output_path)
+    on_stage("reading lm-eval's task files and the data")
     confirmed = bool(job.evaluation.get("confirm_run_unsafe_code", False))
     metadata = {"pretrained": job.model, **(job.evaluation.get("metadata") or {})}
     tasks = prepare_tasks(
         job.tasks, include_path=job.include_path, confirm_run_unsafe_code=confirmed, metadata=metadata
     )
     prepared = time.perf_counter()
+    on_stage(f"loading {job.model}")
     adapter = LmEvalAdapter(load_model(job.model, **job.loading), **job.backend)
     loaded = time.perf_counter()
+    on_stage("evaluating")
     tracker = None if folder is None else new_tracker(folder)
     results = adapter.evaluate(
         tasks, **job.evaluation, log_samples=job.log_samples, evaluation_tracker=tracker

@@ -106,8 +106,6 @@ def _quiet_other_libraries() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     # lm-eval warns of every tag that a task file of the user's shares with one of its own
     logging.getLogger("lm_eval.tasks._index").setLevel(logging.ERROR)
-    # and, whatever is right or wrong, of every task with a loader of its own, such as the demo's
-    logging.getLogger("lm_eval.api.task").addFilter(lambda record: "Custom kwargs" not in record.getMessage())
     logging.getLogger(
         "huggingface_hub"
     ).propagate = False  # it has a handler of its own: each line came twice

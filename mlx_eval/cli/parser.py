@@ -7,9 +7,16 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from mlx_eval.errors import InvalidOptionError, nearest_names
+
+FOREIGN: Final = {
+    "--model_args": "is lm-eval's: name the model first and its options after it, or use "
+    "python -m mlx_eval lm-eval run --model mlx --model_args …",
+    "--device": "is not needed: MLX uses the GPU where there is one",
+}
+"""Options that users of lm-eval know, and what to do instead."""
 
 
 class Subparsers(Protocol):
@@ -45,6 +52,8 @@ def parse(
         current = commands.get(getattr(arguments, "command", None) or "", parser)
         assert isinstance(current, Parser)
         name = unknown[0].partition("=")[0]
+        if name in FOREIGN:
+            current.error(f"{name} {FOREIGN[name]}")
         near = nearest_names(name, current.option_names(), count=1) if name.startswith("-") else []
         hint = f", did you mean {near[0]}?" if near else ""
         current.error(f"unknown argument {unknown[0]!r}{hint}")

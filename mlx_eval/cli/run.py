@@ -121,10 +121,12 @@ def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Do it and print the table."""
+    if arguments.log_samples and arguments.output_path is None:
+        raise InvalidOptionError("--log_samples needs a folder to write to: add --output_path DIR")
     job = _job(arguments)
     from mlx_eval.app.evaluate import evaluate
 
-    outcome = evaluate(job)
+    outcome = evaluate(job, say)
     print(outcome.summary.markdown())
     for path in outcome.files:
         print(f"wrote {path}", file=sys.stderr)
@@ -132,6 +134,12 @@ def run(arguments: argparse.Namespace) -> int:
         print_error(outcome.problem)
         return 1
     return 0
+
+
+def say(text: str) -> None:
+    """A line for somebody who waits at a terminal."""
+    if sys.stderr.isatty():
+        print(f"{text} …", file=sys.stderr)
 
 
 def _job(arguments: argparse.Namespace) -> Any:

@@ -11,6 +11,7 @@ from mlx_eval.errors import InvalidOptionError, MlxEvalError, TaskError, unknown
 from mlx_eval.harness.lm import MLXEvalLM
 from mlx_eval.harness.prepare import PreparedTasks, first_line, prepare_tasks
 from mlx_eval.harness.presets import EXTRA_ARGUMENTS, EvalPreset, get_preset
+from mlx_eval.harness.quiet import quiet_harness
 
 EVALUATE_ARGUMENTS = EXTRA_ARGUMENTS | {
     "num_fewshot",
@@ -115,7 +116,7 @@ class LmEvalAdapter:
             "fewshot_as_multiturn": bool(given.get("apply_chat_template", False)),
             "model_args": {"pretrained": self.lm.loaded.source},
         }
-        with self.lm.in_batches_of(rows):
+        with self.lm.in_batches_of(rows), quiet_harness():
             return self._simple_evaluate(
                 tasks, metadata=metadata, batch_size=self.lm.batch_size, **{**defaults, **given}
             )

@@ -5,14 +5,17 @@ Knows lm-eval's task manager and the ways in which a task's data, code or packag
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_eval.errors import TaskError
 from mlx_eval.harness.gen_kwargs import parse_gen_kwargs
-from mlx_eval.harness.tasks import resolve_tasks, task_manager
+from mlx_eval.harness.quiet import quiet_harness
+from mlx_eval.harness.tasks import local_data, resolve_tasks, task_manager
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -92,7 +95,8 @@ def prepare_tasks(
     resolved = resolve_tasks(names, manager)
     loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
     try:
-        loaded = manager.load(resolved)
+        with quiet_harness(), _own_cache(local_data(resolved, manager)):
+            loaded = manager.load(resolved)
     except ImportError as error:
         raise TaskError(
             f"{_listed(resolved)} needs a package that is not installed ({error}): pip install 'mlx-eval[tasks]'"
@@ -100,7 +104,8 @@ def prepare_tasks(
     except OSError as error:
         raise TaskError(
             f"the data of {_listed(resolved)} cannot be had: {first_line(error)}; "
-            "without network, point a task file at local data (docs/guides/evaluation.md)"
+            "without network, point a task file at local data (docs/guides/evaluation.md); "
+            "HF_HUB_OFFLINE=1 spares the retries"
         ) from error
     except DatasetsError as error:
         # its own text says no more than that it happened while reading
@@ -115,6 +120,32 @@ def prepare_tasks(
             f"{_listed(unsafe)} runs code that the model wrote; if you accept that, add --confirm_run_unsafe_code"
         )
     return PreparedTasks(manager, resolved, loaded)
+
+
+@contextmanager
+def _own_cache(folders: Sequence[Path]) -> Iterator[None]:
+    """Keep what `datasets` makes of local folders apart by their contents.
+
+    Its cache tells two folders apart by their name and configuration only, and would give the data of
+    another one, or of yesterday.
+    """
+    if not folders:
+        yield
+        return
+    import datasets
+
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                state = path.stat()
+                digest.update(f"{path} {state.st_size} {state.st_mtime_ns}\n".encode())
+    before = datasets.config.HF_DATASETS_CACHE
+    datasets.config.HF_DATASETS_CACHE = Path(before) / "local" / digest.hexdigest()[:16]
+    try:
+        yield
+    finally:
+        datasets.config.HF_DATASETS_CACHE = before
 
 
 def _listed(names: Sequence[str]) -> str:

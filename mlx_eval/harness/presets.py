@@ -332,5 +332,5 @@ def get_preset(name: str, extra_presets: Mapping[str, EvalPreset] | None = None)
     """
     known = {**PRESETS, **(extra_presets or {})}
     if name not in known:
-        raise unknown_name("preset", name, known, "`mlx-eval presets` lists them all")
+        raise unknown_name("preset", name, known, "`python -m mlx_eval presets` lists them all")
     return known[name]

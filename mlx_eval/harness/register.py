@@ -9,10 +9,14 @@ from typing import Any, Final, TypeVar
 
 from mlx_eval.errors import InvalidOptionError, MlxEvalError, TaskError, unknown_name
 from mlx_eval.harness.prepare import first_line
+from mlx_eval.harness.tasks import DEMO_TASKS
 
 T = TypeVar("T")
 
 MODEL_NAME: Final = "mlx"
+OTHER_COMMANDS: Final = ("ls", "validate", "--help", "-h")
+"""Words that lm-eval's command line may begin with when it does not evaluate."""
+OWN_TASKS: Final = ["--include_path", str(DEMO_TASKS)]
 LOADING: Final = ("dtype", "quantize", "dequantize", "tokenizer", "revision", "trust_remote_code")
 """Arguments that go to `load_model`; all others go to `MLXEvalLM`."""
 
@@ -75,7 +79,7 @@ def _parameters_of(cls: Any) -> list[str]:
 
 
 def run_command_line(words: Sequence[str]) -> None:
-    """lm-eval's own command line, with `--model mlx` known.
+    """lm-eval's own command line, with `--model mlx` known, and the demo tasks unless an `--include_path` is given.
 
     Raises:
         ImportError: lm_eval is not installed.
@@ -87,7 +91,8 @@ def run_command_line(words: Sequence[str]) -> None:
     from lm_eval.__main__ import cli_evaluate
 
     before = sys.argv
-    sys.argv = ["lm-eval", *words]  # where lm-eval reads its arguments from
+    own_tasks = [] if "--include_path" in words or not words or words[0] in OTHER_COMMANDS else OWN_TASKS
+    sys.argv = ["lm-eval", *words, *own_tasks]  # where lm-eval reads its arguments from
     try:
         cli_evaluate()
     except (ValueError, OSError, ImportError, DatasetsError, TemplateError) as error:

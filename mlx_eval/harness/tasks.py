@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 DEMO_TASKS: Final = Path(__file__).parent / "demo_tasks"
 """The folder of the tasks that come with the package."""
 
-LIST_HINT: Final = "`mlx-eval tasks` lists them all"
+LIST_HINT: Final = "`python -m mlx_eval tasks WORD` searches them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,26 @@ def describe_tasks(manager: TaskManager, names: str | Iterable[str] | None = Non
     for word in wanted:
         found.update(dict.fromkeys(_matches(word, manager)))
     return [_describe(name, index) for name in found]
+
+
+def local_data(names: Iterable[str], manager: TaskManager) -> list[Path]:
+    """Folders that hold the data of tasks, where a task's data set path is a folder here.
+
+    Args:
+        names: as `resolve_tasks` gives them.
+        manager: lm-eval's task manager.
+    """
+    index = manager.task_index
+    folders: dict[Path, None] = {}
+    for name in names:
+        for leaf in _leaves(name, index) if name in index else [name]:
+            config = index[leaf].cfg if leaf in index else {}
+            if leaf.endswith((".yaml", ".yml")):
+                config = _load_yaml(Path(leaf))
+            path = Path(str((config or {}).get("dataset_path") or ""))
+            if path != Path() and path.is_dir():
+                folders[path.resolve()] = None
+    return list(folders)
 
 
 def _as_list(value: Any) -> list[Any]:

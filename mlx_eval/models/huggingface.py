@@ -38,7 +38,9 @@ def local_directory(source: str) -> Path | None:
     path = Path(source).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ModelError(f"{source} is no model directory: it holds no config.json")
+            files = sorted(file.name for file in path.glob("*.gguf"))
+            instead = f"; name the file in it: {path / files[0]}" if files else ""
+            raise ModelError(f"{source} is no model directory: it holds no config.json{instead}")
         return path
     if path.exists():
         raise ModelError(f"{source} is neither a model directory nor a .gguf file")

@@ -34,6 +34,10 @@ def block():
     lib.pthread_mutex_lock(mutex)
     print("ready", flush=True)
     lib.pthread_mutex_lock(mutex)
+
+def no_exception():
+    # Ctrl-C just before the second lock would end the program as usual; this way it is always in the call
+    signal.signal(signal.SIGINT, lambda *_: None)
 """
 
 
@@ -43,19 +47,19 @@ def program(code: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
-    try:
-        with process:
+    with process:
+        assert process.stdout is not None
+        try:
             first = process.stdout.readline()
             assert first == "ready\n", process.communicate()[1]
             yield process
+        finally:
             process.kill()
-    finally:
-        process.kill()
 
 
 def test_a_blocked_program_ends_soon_with_one_line() -> None:
-    with program("with prompt_interrupt('stopped; nothing was saved'): block()") as process:
+    code = "no_exception()\nwith prompt_interrupt('stopped; nothing was saved'): block()"
+    with program(code) as process:
         sent = time.monotonic()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PROMPT_SECONDS)
@@ -68,6 +72,7 @@ def test_a_blocked_command_says_that_nothing_was_written() -> None:
         "from mlx_eval.cli import doctor, main\n"
         f"interrupt.GRACE_SECONDS = {SHORT_GRACE}\n"
         "doctor.run = lambda arguments: block()\n"
+        "no_exception()\n"
         "sys.exit(main.main(['doctor']))"
     )
     with program(code) as process:
@@ -97,6 +102,7 @@ def test_a_program_that_ends_by_itself_is_left_alone() -> None:
 def test_other_signals_do_not_end_it_and_ctrl_c_still_does() -> None:
     code = (
         f"interrupt.GRACE_SECONDS = {SHORT_GRACE}\n"
+        "no_exception()\n"
         "for number in (signal.SIGUSR1, signal.SIGWINCH): signal.signal(number, lambda *_: None)\n"
         "with prompt_interrupt('stopped'): block()"
     )
@@ -113,6 +119,7 @@ def test_other_signals_do_not_end_it_and_ctrl_c_still_does() -> None:
 def test_without_it_the_call_would_go_on() -> None:
     """What the other tests rest on: Python alone does not get out of this call."""
     with program("block()") as process:
+        time.sleep(0.5)  # it has said that it is about to begin
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(timeout=1)

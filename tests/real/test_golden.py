@@ -1,24 +1,28 @@
 """SmolLM2-135M-Instruct from its GGUF file against lm-eval's own `hf` backend, request by request.
 
 The reference answers are those of torch on the CPU in float32, one file a task, with each request's
-arguments. Tolerances: 1e-3 nats a continuation, the sum of a few dozen tokens' rounding at about 1e-5 a
-token, on both sides. A page may be off by 0.05 nats or by 2e-5 a token: the float32 log_softmax that the
-reference was made with errs by 1.7e-5 a token, always to the same side. benchmarks/page_precision.py measures it:
-on the page of 5,349 tokens the reference is 0.091 nats from a float64 run of the model, ours 0.003.
+arguments and the scores. The same rows go through lm-eval again, so prompts, few-shot examples and the
+chat template are compared too. Tolerances: 1e-3 nats a continuation, the sum of a few dozen tokens' rounding
+at about 1e-5 a token, on both sides. A page of text may be off by 0.05 nats or by 2e-5 a token, whichever is
+more: the float32 log_softmax that the reference was made with errs by 1.7e-5 a token, always to the same side.
+benchmarks/page_precision.py measures it: on the page of 5,349 tokens the reference is 0.091 nats from a
+float64 run of the model, ours 0.003.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_eval.harness.adapter import LmEvalAdapter
 from mlx_eval.harness.lm import MLXEvalLM
+from mlx_eval.harness.tasks import task_manager
 from mlx_eval.models.load import load_model
 
 pytestmark = pytest.mark.slow
@@ -46,36 +50,82 @@ def lm(real_model_path: Path) -> MLXEvalLM:
     return MLXEvalLM(load_model(real_model_path, dtype="float32", dequantize=True), batch_size=8)
 
 
-def requests(golden: dict[str, Any]) -> Iterator[tuple[SimpleNamespace, Any]]:
-    for sample in golden["samples"]:
-        for arguments, (answer,) in zip(sample["arguments"], sample["resps"], strict=True):
-            yield SimpleNamespace(args=tuple(arguments)), answer
+@pytest.fixture(scope="module")
+def tasks(reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """lm-eval's task manager with the task files over the reference's rows."""
+    folder = tmp_path_factory.mktemp("tasks")
+    subprocess.run(
+        [sys.executable, str(reference / "offline_tasks.py"), "--out", str(folder)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return task_manager(folder, include_defaults=False)
+
+
+def evaluate(lm: MLXEvalLM, tasks: Any, golden: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The same task, rows and settings as in a reference file, through lm-eval."""
+    shots = None if golden["num_fewshot"] == "-" else int(golden["num_fewshot"])
+    return LmEvalAdapter(lm).evaluate(
+        golden["task"],
+        task_manager=tasks,
+        limit=golden["limit"],
+        num_fewshot=shots,
+        apply_chat_template=golden["chat"],
+        bootstrap_iters=0,
+        **options,
+    )
+
+
+def answers(samples: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
+    """(arguments, answer) of every request, by document."""
+    ordered = sorted(samples, key=lambda sample: sample["doc_id"])
+    return [
+        (list(arguments), answer)
+        for sample in ordered
+        for arguments, (answer,) in zip(sample["arguments"], sample["resps"], strict=True)
+    ]
+
+
+def scores(results: dict[str, Any]) -> dict[str, float]:
+    """Metrics by name, without their standard errors."""
+    return {
+        name: value
+        for name, value in results.items()
+        if "," in name and "_stderr" not in name and isinstance(value, float)
+    }
 
 
 @pytest.mark.parametrize("task", LOGLIKELIHOOD)
-def test_log_probabilities_equal_the_reference(lm: MLXEvalLM, golden: Any, task: str) -> None:
-    asked, wanted = zip(*requests(golden(task)), strict=True)
-    got = lm.loglikelihood(list(asked))
-    worst = max(abs(a - b) for (a, _), (b, _) in zip(got, wanted, strict=True))
+def test_multiple_choice_equals_the_reference(lm: MLXEvalLM, tasks: Any, golden: Any, task: str) -> None:
+    stored = golden(task)
+    results = evaluate(lm, tasks, stored)
+    got, wanted = answers(results["samples"][stored["task"]]), answers(stored["samples"])
+    assert [arguments for arguments, _ in got] == [arguments for arguments, _ in wanted]
+    worst = max(abs(ours[0] - theirs[0]) for (_, ours), (_, theirs) in zip(got, wanted, strict=True))
     assert worst <= CONTINUATION_NATS
-    assert [greedy for _, greedy in got] == [greedy for _, greedy in wanted]
+    assert [ours[1] for _, ours in got] == [theirs[1] for _, theirs in wanted]
+    assert scores(results["results"][stored["task"]]) == scores(stored["results"])
 
 
-def test_pages_of_text_equal_the_reference(lm: MLXEvalLM, golden: Any) -> None:
-    asked, wanted = zip(*requests(golden("wikitext")), strict=True)
-    alone = MLXEvalLM(lm.loaded, batch_size=1)  # pages of very different length pad each other
-    got = alone.loglikelihood_rolling(list(asked))
-    for request, ours, theirs in zip(asked, got, wanted, strict=True):
-        num_tokens = lm.count_rolling_tokens(request.args[0])
+def test_pages_of_text_equal_the_reference(lm: MLXEvalLM, tasks: Any, golden: Any) -> None:
+    stored = golden("wikitext")
+    # pages of very different length would only pad each other
+    results = evaluate(lm, tasks, stored, batch_size=1)
+    got, wanted = answers(results["samples"][stored["task"]]), answers(stored["samples"])
+    for ((text,), ours), (_, theirs) in zip(got, wanted, strict=True):
+        num_tokens = lm.count_rolling_tokens(text)
         assert abs(ours - theirs) <= max(PAGE_NATS, PAGE_NATS_A_TOKEN * num_tokens)
+    assert scores(results["results"][stored["task"]]) == pytest.approx(scores(stored["results"]), rel=1e-4)
 
 
-def test_texts_equal_the_reference_up_to_the_first_near_tie(lm: MLXEvalLM, golden: Any) -> None:
-    asked, wanted = zip(*requests(golden("gsm8k_cot")), strict=True)
-    got = lm.generate_until(list(asked))
-    for request, ours, theirs in zip(asked, got, wanted, strict=True):
+def test_texts_equal_the_reference_up_to_the_first_near_tie(lm: MLXEvalLM, tasks: Any, golden: Any) -> None:
+    stored = golden("gsm8k_cot")
+    results = evaluate(lm, tasks, stored)
+    got, wanted = answers(results["samples"][stored["task"]]), answers(stored["samples"])
+    assert [arguments[0] for arguments, _ in got] == [arguments[0] for arguments, _ in wanted]
+    for ((prompt, _), ours), (_, theirs) in zip(got, wanted, strict=True):
         if ours != theirs:
-            gap = logit_gap_where_texts_part(lm, request.args[0], ours, theirs)
+            gap = logit_gap_where_texts_part(lm, prompt, ours, theirs)
             assert gap < NEAR_TIE, f"{ours!r} instead of {theirs!r}, the best logits {gap} apart"
 
 
