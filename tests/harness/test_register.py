@@ -10,6 +10,7 @@ from mlx_eval import config
 from mlx_eval.errors import InvalidOptionError, ModelError, UnknownNameError
 from mlx_eval.harness.lm import MLXEvalLM
 from mlx_eval.harness.register import MODEL_NAME, backend_from_arguments, register, run_command_line
+from mlx_eval.harness.tasks import DEMO_TASKS
 from tests.tiny import write_directory
 
 
@@ -97,7 +98,13 @@ def test_lm_evals_command_line_runs_with_our_name_and_gives_the_arguments_back(
     seen: list[list[str]] = []
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: seen.append(list(sys.argv)))
     run_command_line(["run", "--model", "mlx"])
-    assert seen == [["lm-eval", "run", "--model", "mlx"]]
+    run_command_line(["run", "--include_path", "mine"])
+    run_command_line(["ls", "tasks"])
+    assert seen == [
+        ["lm-eval", "run", "--model", "mlx", "--include_path", str(DEMO_TASKS)],
+        ["lm-eval", "run", "--include_path", "mine"],
+        ["lm-eval", "ls", "tasks"],
+    ]
     assert sys.argv == before
 
 
