@@ -19,7 +19,7 @@ from mlx_eval.models.load import wrap_tokenizer
 from mlx_eval.models.loaded import LoadedModel
 
 TOLERANCE = 1e-4
-"""Nats between the engine and the oracle: parity.md's bound for tiny models in float32."""
+"""Nats between the engine and the oracle, the bound for tiny models in float32."""
 NEAR_TIE = 1e-4
 """Nats between the two most probable tokens below which either may count as the most probable."""
 

@@ -86,11 +86,28 @@ def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[
     room = runtime.device().memory_bytes
     if loaded.num_bytes > 0.75 * room:
         wrong.append(f"the weights take {loaded.num_bytes / room:.0%} of the memory: try --quantize 4")
+    highest = max(loaded.tokenizer.get_vocab().values(), default=0)
+    if loaded.vocab_size is not None and highest >= loaded.vocab_size:
+        wrong.append(
+            f"the tokenizer has ids up to {highest}, and the model has {loaded.vocab_size} rows in its embedding: "
+            "use the tokenizer that the model was trained with"
+        )
+    if not _is_finite(loaded.model):
+        wrong.append(f"the model computes NaN: its weights are damaged, or overflow in {loaded.dtype}")
     if not loaded.tokenizer.eos_token_ids:
         wrong.append(
             "the tokenizer names no end-of-sequence token: generation ends at stop texts and limits only"
         )
     return facts, wrong
+
+
+def _is_finite(model: Any) -> bool:
+    """Whether a few tokens give numbers."""
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+
+    logits = model(mx.array([[1, 2, 3]]), cache=make_prompt_cache(model))
+    return not bool(mx.any(mx.isnan(logits)).item())
 
 
 def _size(num_bytes: int) -> str:

@@ -5,7 +5,9 @@ Knows the order of these steps and what `run.json` records of them.
 
 from __future__ import annotations
 
+import contextlib
 import resource
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from mlx_eval.errors import OutputError
+from mlx_eval.errors import InputError, OutputError
 from mlx_eval.harness.adapter import LmEvalAdapter
 from mlx_eval.harness.files import new_tracker, write_results
 from mlx_eval.harness.gen_kwargs import parse_gen_kwargs
@@ -90,9 +92,8 @@ def evaluate(job: Job, on_stage: Callable[[str], None] = lambda text: None) -> O
     loaded = time.perf_counter()
     on_stage("evaluating")
     tracker = None if folder is None else new_tracker(folder)
-    results = adapter.evaluate(
-        tasks, **job.evaluation, log_samples=job.log_samples, evaluation_tracker=tracker
-    )
+    evaluation = {**job.evaluation, "log_samples": job.log_samples, "evaluation_tracker": tracker}
+    results = adapter.evaluate(tasks, **evaluation)
     statistics = adapter.lm.statistics
     statistics.seconds.update(tasks=prepared - clock, load=loaded - prepared)
     statistics.seconds["harness"] = time.perf_counter() - clock - sum(statistics.seconds.values())
@@ -124,6 +125,24 @@ def _check(job: Job) -> None:
         parse_gen_kwargs(gen_kwargs, default_max_tokens=1, seed=0)
     if use_cache := job.evaluation.get("use_cache"):
         open_folder(Path(use_cache).parent, "--use_cache")
+        _check_database(Path(f"{use_cache}_rank0.db"))
+
+
+def _check_database(path: Path) -> None:
+    """Refuse a file of answers that is none, before hours are spent.
+
+    Raises:
+        InputError: the file is there and no database.
+    """
+    if not path.exists():
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute("select count(*) from sqlite_master").fetchone()
+    except sqlite3.Error as error:
+        raise InputError(
+            f"--use_cache: {path} is no database of answers ({error}); give another path"
+        ) from error
 
 
 def _record(job: Job, lm: MLXEvalLM, started: float) -> dict[str, Any]:

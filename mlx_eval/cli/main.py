@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import logging
 import os
 import sys
@@ -28,6 +29,9 @@ mlx_eval evaluates language models on Apple silicon. To begin:
 
 All commands: python -m mlx_eval --help"""
 
+DEBUG = "MLX_EVAL_DEBUG"
+"""Environment variable that brings the traceback of an error that nobody foresaw."""
+
 NOTHING_SAVED = "interrupted; no results were written"
 
 
@@ -38,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(list(sys.argv[1:] if argv is None else argv), arguments)
         finally:
-            sys.stdout.flush()  # a reader that has gone shows itself here, not while Python shuts down
+            if sys.stdout is not None:
+                sys.stdout.flush()  # a reader that has gone shows itself here, not while Python shuts down
     except (MlxEvalError, MissingDependencyError) as error:
         print_error(error)
         return 1
@@ -48,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # nobody reads on: what is still buffered goes nowhere, without a further complaint
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        print_error(f"unexpected {type(error).__name__}: {error}; {DEBUG}=1 shows where it comes from")
         return 1
     except KeyboardInterrupt:
         print_error(interrupt_message(arguments))
@@ -60,6 +70,9 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
         print(START)
         return 0
     _quiet_other_libraries()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an arrow less rather than a result lost
     if words[0] in PASSED_ON:
         from mlx_eval.cli.lm_eval import run_lm_eval
 

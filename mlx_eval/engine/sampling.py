@@ -8,6 +8,9 @@ import mlx.core as mx
 
 from mlx_eval.records import Sampling
 
+SMALLEST_TOP_P = 1e-6
+"""Stands for 0, which leaves the most probable token alone."""
+
 Sampler = Callable[[mx.array], mx.array]
 """[1, V] log-probabilities to [1] token ids."""
 
@@ -33,8 +36,8 @@ def row_sampler(sampling: Sampling) -> Sampler | None:
         scaled = scaled - mx.logsumexp(scaled, axis=-1, keepdims=True)
         if 0 < sampling.top_k < scaled.shape[-1]:
             scaled = apply_top_k(scaled, sampling.top_k)
-        if 0.0 < sampling.top_p < 1.0:
-            scaled = apply_top_p(scaled, sampling.top_p)
+        if sampling.top_p < 1.0:
+            scaled = apply_top_p(scaled, max(sampling.top_p, SMALLEST_TOP_P))
         if sampling.min_p > 0.0:
             scaled = apply_min_p(scaled, sampling.min_p)
         return mx.random.categorical(scaled, key=draw)

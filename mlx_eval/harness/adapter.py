@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from mlx_eval.errors import InvalidOptionError, MlxEvalError, TaskError, unknown_name
+from mlx_eval.errors import InvalidOptionError, MlxEvalError, OutputError, TaskError, unknown_name
 from mlx_eval.harness.lm import MLXEvalLM
 from mlx_eval.harness.prepare import PreparedTasks, first_line, prepare_tasks
 from mlx_eval.harness.presets import EXTRA_ARGUMENTS, EvalPreset, get_preset
 from mlx_eval.harness.quiet import quiet_harness
 
-EVALUATE_ARGUMENTS = EXTRA_ARGUMENTS | {
-    "num_fewshot",
-    "batch_size",
-    "limit",
-    "apply_chat_template",
-    "fewshot_as_multiturn",
-    "system_instruction",
-    "gen_kwargs",
-}
-"""What `LmEvalAdapter.evaluate` passes on to lm-eval's `simple_evaluate`."""
+RUN_ARGUMENTS: Final = frozenset({"evaluation_tracker", "log_samples"})
+"""Arguments of one run, which no preset has."""
 
-TASK_FAILURES: Final = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    RuntimeError,
-    AssertionError,
-    ZeroDivisionError,
-    OSError,
-    ImportError,
+EVALUATE_ARGUMENTS: Final = (
+    EXTRA_ARGUMENTS
+    | RUN_ARGUMENTS
+    | {
+        "num_fewshot",
+        "batch_size",
+        "limit",
+        "apply_chat_template",
+        "fewshot_as_multiturn",
+        "system_instruction",
+        "gen_kwargs",
+    }
 )
-"""What the templates, functions and metrics of a task may raise."""
+"""What `LmEvalAdapter.evaluate` passes on to lm-eval's `simple_evaluate`."""
 
 TOO_FEW_EXAMPLES: Final = "Sample larger than population or is negative"
 """What Python's `random` says to lm-eval's sampler when more shots are asked for than there are examples."""
@@ -112,6 +107,8 @@ class LmEvalAdapter:
             )
         tasks.check_generation(given.get("gen_kwargs"))
         rows = given.pop("batch_size", self.lm.batch_size)
+        if "torch_random_seed" in given:  # what lm-eval's `hf` backend samples with
+            self.lm.seed = given["torch_random_seed"]
         defaults = {
             "fewshot_as_multiturn": bool(given.get("apply_chat_template", False)),
             "model_args": {"pretrained": self.lm.loaded.source},
@@ -123,14 +120,17 @@ class LmEvalAdapter:
 
     def _simple_evaluate(self, tasks: PreparedTasks, **arguments: Any) -> dict[str, Any]:
         """Run lm-eval; what goes wrong in a task's own files and code is a `TaskError`."""
-        from jinja2.exceptions import TemplateError
         from lm_eval import simple_evaluate
 
         try:
             results: dict[str, Any] = simple_evaluate(
                 model=self.lm, tasks=tasks.names, task_manager=tasks, **arguments
             )
-        except (*TASK_FAILURES, TemplateError) as error:
+        except (sqlite3.Error, pickle.UnpicklingError) as error:
+            raise OutputError(
+                f"the answers' database of --use_cache failed: {error}; give another path"
+            ) from error
+        except Exception as error:
             if isinstance(error, MlxEvalError) or _is_ours(error):
                 raise
             if str(error) == TOO_FEW_EXAMPLES:
@@ -155,7 +155,8 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
     fields = {
         name: value
         for name, value in arguments.items()
-        if name not in EXTRA_ARGUMENTS and (value is not None or name != "apply_chat_template")
+        if name not in EXTRA_ARGUMENTS | RUN_ARGUMENTS
+        and (value is not None or name != "apply_chat_template")
     }
     EvalPreset(name="evaluate", task="given", **fields)
 

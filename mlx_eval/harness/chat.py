@@ -6,12 +6,29 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from mlx_eval.errors import InvalidOptionError, unknown_name
 from mlx_eval.harness.encoding import hf_tokenizer
 
 logger = logging.getLogger(__name__)
+
+
+OURS: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "messages",
+        "padding",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "truncation",
+    }
+)
+"""Arguments of transformers' `apply_chat_template` that are not the template's own."""
 
 
 class ChatTemplate:
@@ -24,6 +41,11 @@ class ChatTemplate:
             tokenizer: mlx-lm's wrapper, which knows templates written in Python too.
             arguments: passed to the template, such as `enable_thinking`.
         """
+        if not isinstance(arguments, Mapping):
+            raise InvalidOptionError(f"chat_template_args={arguments!r}: give names and values")
+        for name in arguments:
+            if name in OURS:
+                raise InvalidOptionError(f"chat_template_args: {name} is not for the template to be given")
         self._wrapper = tokenizer
         self._tokenizer = hf_tokenizer(tokenizer)
         self._arguments = dict(arguments)
@@ -85,10 +107,10 @@ class ChatTemplate:
 
         try:
             return self._render(messages, add_generation_prompt)
-        except TemplateError:
+        except TemplateError as error:
             others = [message for message in messages if message["role"] != "system"]
             if len(others) == len(messages):
-                raise
+                raise InvalidOptionError(f"the chat template cannot be written: {error}") from error
             if not self._warned:
                 logger.warning("the chat template refuses a system message; it was left out")
                 self._warned = True

@@ -72,6 +72,8 @@ def _stop_texts(until: Any) -> tuple[str, ...]:
 
 def _sampling(gen_kwargs: Mapping[str, Any], seed: int) -> Sampling:
     do_sample = gen_kwargs.get("do_sample")
+    if do_sample is not None and not isinstance(do_sample, bool):
+        raise InvalidOptionError(f"do_sample={do_sample!r}: give true or false")
     given = gen_kwargs.get("temperature")
     temperature = 0.0 if given is None else _number("temperature", given, float, 0.0)
     if do_sample is None:
@@ -103,8 +105,10 @@ def repeat_seed(seed: int, repeat: int) -> int:
 
 def _number(name: str, value: Any, kind: type, least: float, most: float = float("inf")) -> Any:
     try:
+        if isinstance(value, bool):
+            raise ValueError
         number = kind(value)
-        if kind is int and number != float(value):
+        if kind is int and isinstance(value, float) and number != value:
             raise ValueError
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidOptionError(f"{name}={value!r} is no {'whole ' if kind is int else ''}number") from error

@@ -20,13 +20,13 @@ from mlx_eval import config
 from mlx_eval.engine.decode import Decoder
 from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.score import Scorer
-from mlx_eval.errors import MissingDependencyError
+from mlx_eval.errors import MissingDependencyError, ModelError
 from mlx_eval.harness.chat import ChatTemplate
 from mlx_eval.harness.encoding import Encoder, Pair, fit_request, hf_tokenizer
 from mlx_eval.harness.progress import TokenProgress
 from mlx_eval.harness.prompts import GenerationLimits, generation_requests
 from mlx_eval.harness.statistics import RunStatistics
-from mlx_eval.harness.wrapping import as_loaded, check_ids, num_rows, thinking_of, whole_number
+from mlx_eval.harness.wrapping import as_loaded, check_ids, num_rows, thinking_of, whole_number, window_length
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.records import Generation, GenerationRequest, Score, ScoringRequest
 
@@ -97,9 +97,7 @@ class MLXEvalLM:
         self.loaded = loaded
         self.tokenizer = hf_tokenizer(loaded.tokenizer)
         self._batch_size = num_rows(batch_size)
-        self._max_length = whole_number(
-            "max_length", loaded.max_length if max_length is None else max_length, 2
-        )
+        self._max_length = window_length(max_length, loaded)
         self.max_gen_toks = whole_number("max_gen_toks", max_gen_toks, 1)
         self.seed = whole_number("seed", seed, 0)
         if prefix_token_id is not None:
@@ -291,6 +289,11 @@ class MLXEvalLM:
 
         with statistics.timed("score"), TokenProgress(name, plan.planned_tokens, disable_tqdm) as progress:
             self._scorer.run(plan, requests, check, progress.add)
+        if undefined == len(requests):
+            raise ModelError(
+                f"every log-probability of {self.loaded.source} is NaN: its weights are damaged, or overflow in "
+                f"{self.loaded.dtype} (try --dtype float32)"
+            )
         statistics.note("the log-probability is not a number; the model's weights may be damaged", undefined)
 
     @functools.cached_property

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_eval.errors import TaskError
+from mlx_eval.errors import MlxEvalError, TaskError
 from mlx_eval.harness.gen_kwargs import parse_gen_kwargs
 from mlx_eval.harness.quiet import quiet_harness
 from mlx_eval.harness.tasks import local_data, resolve_tasks, task_manager
@@ -90,7 +90,6 @@ def prepare_tasks(
     if confirm_run_unsafe_code:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the metric asks for this second confirmation
     from datasets.exceptions import DatasetsError
-    from jinja2.exceptions import TemplateError
 
     resolved = resolve_tasks(names, manager)
     loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
@@ -112,7 +111,9 @@ def prepare_tasks(
         raise TaskError(
             f"the data of {_listed(resolved)} cannot be read: {first_line(error.__cause__ or error)}"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, TemplateError) as error:
+    except Exception as error:  # a task's file names Python code, which may raise anything
+        if isinstance(error, MlxEvalError):
+            raise
         raise TaskError(f"{_listed(resolved)} cannot be loaded: {first_line(error)}") from error
     unsafe = [name for name, task in loaded["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
     if unsafe and not confirm_run_unsafe_code:

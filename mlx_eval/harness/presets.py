@@ -22,9 +22,7 @@ EXTRA_ARGUMENTS: Final = frozenset(
         "check_integrity",
         "confirm_run_unsafe_code",
         "delete_requests_cache",
-        "evaluation_tracker",
         "fewshot_random_seed",
-        "log_samples",
         "metadata",
         "numpy_random_seed",
         "predict_only",
@@ -34,12 +32,11 @@ EXTRA_ARGUMENTS: Final = frozenset(
         "task_manager",
         "torch_random_seed",
         "use_cache",
-        "verbosity",
         "write_out",
     }
 )
 """Parameters of lm-eval's `simple_evaluate` (0.4.12 and 0.4.13) that a preset has no field for, but for those that
-describe a model to be loaded, which a run gets otherwise."""
+describe a model to be loaded or belong to one run."""
 
 _PASSED_ON: Final = (
     "num_fewshot",

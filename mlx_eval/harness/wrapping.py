@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,8 @@ from mlx_eval.errors import InvalidOptionError, ModelError
 from mlx_eval.harness.encoding import hf_tokenizer
 from mlx_eval.models.load import wrap_tokenizer
 from mlx_eval.models.loaded import LoadedModel
+
+logger = logging.getLogger(__name__)
 
 
 def as_loaded(model: LoadedModel | nn.Module, tokenizer: Any) -> LoadedModel:
@@ -65,6 +68,24 @@ def whole_number(name: str, value: Any, least: int) -> int:
     return number
 
 
+def window_length(max_length: Any, loaded: LoadedModel) -> int:
+    """The context window in tokens: what the user asks for, else the model's own.
+
+    Raises:
+        InvalidOptionError: it is no whole number of 2 or more, or longer than the model's table of positions,
+            beyond which MLX would read foreign memory.
+    """
+    length = whole_number("max_length", loaded.max_length if max_length is None else max_length, 2)
+    positions = loaded.num_positions
+    if positions is not None and length > positions:
+        raise InvalidOptionError(f"max_length={length}: this model has {positions} positions")
+    if length > loaded.max_length:
+        logger.warning(
+            "max_length=%d is more than the %d tokens that the model was made for", length, loaded.max_length
+        )
+    return length
+
+
 def check_ids(ids: Iterable[int], loaded: LoadedModel) -> None:
     """Refuse token ids that the model has no embedding for: MLX would read foreign memory.
 
@@ -89,6 +110,9 @@ def thinking_of(tokenizer: Any, end: str | int | None) -> Thinking | None:
     Args:
         tokenizer: mlx-lm's wrapper, which knows the usual markers.
         end: text or id that closes the section; None: the model's own, if it has one.
+
+    Raises:
+        InvalidOptionError: `end` is empty or no id of the tokenizer.
     """
     own = None
     if getattr(tokenizer, "has_thinking", False):
@@ -101,12 +125,18 @@ def thinking_of(tokenizer: Any, end: str | int | None) -> Thinking | None:
     if end is None:
         return own
     hf = hf_tokenizer(tokenizer)
-    if isinstance(end, int) or end.isdigit():
-        ids = (int(end),)
+    if not isinstance(end, str) or end.isdecimal():
+        ids = (whole_number("think_end_token", end, 0),)
+        if ids[0] >= len(hf):
+            raise InvalidOptionError(f"think_end_token={end}: the tokenizer has {len(hf)} ids")
         text = hf.decode(list(ids))
     else:
         text = end
         ids = tuple(hf.encode(end, add_special_tokens=False))
+    if not text:
+        raise InvalidOptionError(
+            f"think_end_token={end!r}: the text that ends a thinking section is not empty"
+        )
     if own is not None and own.end == text:
         return own
     return Thinking(None, text, ids)

@@ -96,7 +96,7 @@ def read_model(directory: Path, *, trust_remote_code: bool) -> tuple[nn.Module, 
         return build_model(config, {names[name]: array for name, array in weights.items()}), config
     try:
         return load_model(directory, lazy=True, model_config=config, trust_remote_code=trust_remote_code)
-    except (ValueError, RuntimeError, TypeError, KeyError, AttributeError, OSError) as error:
+    except Exception as error:  # a damaged configuration fails wherever mlx-lm first uses it
         raise ModelError(f"{directory} cannot be loaded: {_first_line(error)}") from error
 
 
@@ -114,9 +114,11 @@ def _read_config(directory: Path) -> dict[str, Any]:
 
     try:
         config: dict[str, Any] = load_config(directory)
-    except (ValueError, OSError, TypeError) as error:
-        raise ModelError(f"{directory / 'config.json'} cannot be read: {_first_line(error)}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
+    except (ValueError, OSError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"config.json or generation_config.json of {directory} cannot be read: {_first_line(error)}"
+        ) from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ModelError(f"{directory / 'config.json'} names no model_type: it is no model's configuration")
     return config
 
@@ -150,7 +152,7 @@ def read_tokenizer(directory: Path, config: dict[str, Any], *, trust_remote_code
         tokenizer: TokenizerWrapper = load_tokenizer(
             directory, {"trust_remote_code": trust_remote_code}, eos_token_ids=config.get("eos_token_id")
         )
-    except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except Exception as error:  # transformers raises classes of its own for damaged files
         raise ModelError(
             f"{directory} has no usable tokenizer ({_first_line(error)}); "
             "a model of raw bytes needs tokenizer='bytes'"

@@ -39,7 +39,8 @@ def load_model(
     Args:
         source: a Hugging Face or MLX directory, a `.gguf` file, a hub id, or `demo` for the embedded model.
         dtype: float32, bfloat16, float16 or auto, which is what the checkpoint has. None: auto on Metal,
-            float32 on the CPU, because MLX's half-precision products there are some 25 times slower.
+            float32 on the CPU, because MLX's half-precision products there are 10 to 35 times slower and
+            quantised ones more.
         quantize: bits a weight to quantise to.
         dequantize: whether to turn quantised weights into `dtype`. None: on the CPU only.
         tokenizer: a directory or hub id to take it from, `bytes` for a model of raw bytes, or a

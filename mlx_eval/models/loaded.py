@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LENGTH_ATTRIBUTES = ("n_positions", "max_position_embeddings", "n_ctx")
 """Configuration keys that name the context window, in the order lm-eval's `hf` backend asks them."""
+POSITION_TABLES = ("wpe", "embed_positions", "position_embeddings", "position_embedding")
+"""Names of modules that hold a learned vector for each position."""
 UNSET_LENGTH = 10**29
 """transformers writes 10^30 where a tokenizer names no length."""
 
@@ -47,6 +49,14 @@ class LoadedModel:
         text_config = self.config.get("text_config") or self.config
         size = text_config.get("vocab_size", self.config.get("vocab_size"))
         return None if size is None else int(size)
+
+    @property
+    def num_positions(self) -> int | None:
+        """Rows of the learned position table; None for models that compute positions (rotary, ALiBi)."""
+        for name, module in self.model.named_modules():
+            if name.rsplit(".", 1)[-1] in POSITION_TABLES and "weight" in module:
+                return int(module.weight.shape[0])
+        return None
 
     @property
     def dtype(self) -> str:

@@ -43,7 +43,7 @@ def apply_precision(
         model: An mlx-lm model; its arrays may be lazy.
         config: Its Hugging Face configuration.
         dtype: `float32`, `float16`, `bfloat16` or `auto` (what the weights have). None: `auto` on Metal,
-            float32 on the CPU device, whose half-precision products are some 25 times slower.
+            float32 on the CPU device, whose half-precision products are 10 to 35 times slower, quantised ones more.
         quantize: Bits a weight, affine. None: leave as it is.
         dequantize: Whether quantised layers become plain ones. None: no on Metal, yes on the CPU device,
             unless `quantize` is given.

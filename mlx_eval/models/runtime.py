@@ -1,6 +1,6 @@
 """What the process runs on: the BLAS on Linux, the device, the memory. Knows no model.
 
-MLX's Linux wheel carries the reference BLAS, some thirty times slower than an optimised one. When an
+MLX's Linux wheel carries the reference BLAS, 20 to 30 times slower than an optimised one. When an
 optimised BLAS is loaded with global symbols before mlx is imported, MLX's calls bind to that one
 instead. On macOS MLX uses Accelerate and Metal, and nothing here applies.
 """
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 OPENBLAS = "libopenblas.so.0"
 BUILT_IN_BLAS = "built into MLX"
 BLAS_HINT = (
-    "MLX is using its slow built-in BLAS. Install an optimised one to run some 30 times faster: "
+    "MLX is using its slow built-in BLAS. Install an optimised one to run 20 to 30 times faster: "
     "apt-get install libopenblas0 (Debian, Ubuntu), dnf install openblas (Fedora)"
 )
 
 
 MLX_WAS_FIRST = (
     "MLX is using its slow built-in BLAS, because mlx was imported before mlx_eval: "
-    "import mlx_eval.models first to run some 30 times faster"
+    "import mlx_eval.models first to run 20 to 30 times faster"
 )
 
 

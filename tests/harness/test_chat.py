@@ -50,10 +50,26 @@ def test_a_refused_system_message_is_left_out_with_one_warning(caplog: pytest.Lo
 
 
 def test_a_template_that_fails_for_another_reason_says_why() -> None:
-    from jinja2.exceptions import TemplateError
-
-    with pytest.raises(TemplateError, match="never"):
+    with pytest.raises(InvalidOptionError, match="cannot be written: never"):
         chat("{{ raise_exception('never') }}").apply(TALK, True)
+
+
+@pytest.mark.parametrize("name", ["tokenize", "chat_template", "messages"])
+def test_arguments_that_are_not_for_the_template(name: str) -> None:
+    with pytest.raises(InvalidOptionError, match=name):
+        chat(TEMPLATE, **{name: True})
+
+
+def test_the_default_comes_back_after_another_was_chosen() -> None:
+    own = chat({"default": TEMPLATE, "tool": "tools"})
+    own.select("tool")
+    assert own.select(True) == TEMPLATE
+    assert own.apply(TALK, True) != "tools"
+
+
+def test_several_templates_without_a_default() -> None:
+    with pytest.raises(InvalidOptionError, match="one of rag, tool"):
+        chat({"rag": TEMPLATE, "tool": "tools"}).select(True)
 
 
 def test_choosing_among_several() -> None:

@@ -7,11 +7,12 @@ import math
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_eval.errors import InvalidOptionError
+from mlx_eval.errors import InvalidOptionError, ModelError
 from mlx_eval.harness.lm import MLXEvalLM
 from tests.harness.backends import TOKENIZERS, VOCAB, Hook, backend, network, said, scripted
 from tests.tiny import (
@@ -284,12 +285,82 @@ def test_equal_tokens_with_another_split_are_not_mixed_up_and_run_once() -> None
     assert lm.statistics.requests["loglikelihood"] == 3
 
 
-def test_damaged_weights_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_weights_are_an_error() -> None:
     damaged = tiny_model(vocab_size=VOCAB)
     damaged.model.norm.weight = mx.full((32,), math.nan)
     lm: Any = MLXEvalLM(loaded(damaged, bpe_tokenizer()))
-    assert math.isnan(lm.loglikelihood([request("the", " quick")])[0][0])
+    with pytest.raises(ModelError, match="is NaN: its weights are damaged"):
+        lm.loglikelihood([request("the", " quick")])
+
+
+def test_some_undefined_answers_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    damaged = tiny_model(vocab_size=VOCAB)
+    table = np.array(damaged.model.embed_tokens.weight)
+    (quick,) = bpe_tokenizer().encode(" quick")
+    table[quick] = math.nan  # only texts that hold this token
+    damaged.model.embed_tokens.weight = mx.array(table)
+    lm: Any = MLXEvalLM(loaded(damaged, bpe_tokenizer()))
+    lm.loaded.model.lm_head.weight = mx.array(np.nan_to_num(table))
+    answers = lm.loglikelihood([request("the quick", " brown"), request("the", " brown")])
+    assert [math.isnan(logprob) for logprob, _ in answers] == [True, False]
     assert "1 request: the log-probability is not a number" in caplog.text
+
+
+def test_ids_that_the_model_has_no_row_for_are_refused() -> None:
+    """MLX would read foreign memory."""
+    lm: Any = MLXEvalLM(loaded(tiny_model(vocab_size=VOCAB), bpe_tokenizer()))
+    object.__setattr__(lm.loaded, "config", {**lm.loaded.config, "vocab_size": 20})
+    for ask in (
+        lambda: lm.loglikelihood([request("the", " quick")]),
+        lambda: lm.loglikelihood_rolling([request("the quick")]),
+        lambda: lm.generate_until([request("the quick", {})]),
+    ):
+        with pytest.raises(ModelError, match="has 20 rows in its embedding"):
+            ask()
+    with pytest.raises(ModelError, match="id 1000000"):
+        MLXEvalLM(lm.loaded, prefix_token_id=10**6)
+
+
+def test_a_window_longer_than_the_table_of_positions_is_refused() -> None:
+    gpt2 = tiny_model(
+        "gpt2",
+        vocab_size=VOCAB,
+        n_positions=16,
+        n_ctx=16,
+        n_embd=32,
+        n_head=4,
+        n_layer=2,
+        layer_norm_epsilon=1e-5,
+    )
+    own = loaded(gpt2, bpe_tokenizer(), window=16)
+    assert own.num_positions == 16
+    with pytest.raises(InvalidOptionError, match="max_length=17: this model has 16 positions"):
+        MLXEvalLM(own, max_length=17)
+
+
+def test_a_window_longer_than_the_models_own_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    backend("plain", max_length=10**6)
+    assert "max_length=1000000 is more than" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_length": 1},
+        {"max_length": "x"},
+        {"max_length": 64.5},
+        {"max_gen_toks": 0},
+        {"seed": -1},
+        {"batch_size": 0},
+        {"batch_size": "many"},
+        {"prefix_token_id": "x"},
+        {"think_end_token": ""},
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(InvalidOptionError, match=name):
+        backend("plain", **options)
 
 
 # ---------------------------------------------------------------- encoding

@@ -202,7 +202,8 @@ def test_extra_arguments_are_those_of_lm_eval() -> None:
     assert parameters >= EXTRA_ARGUMENTS
     ours = {*FIELD_NAMES} - {"name", "task", "extra", "description"}
     loading = {"device", "max_batch_size", "model_args"}  # of a model that is given already
-    assert parameters - EXTRA_ARGUMENTS == {"model", "tasks", *ours, *loading}
+    of_a_run = {"evaluation_tracker", "log_samples", "verbosity"}
+    assert parameters - EXTRA_ARGUMENTS == {"model", "tasks", *ours, *loading, *of_a_run}
 
 
 def test_lm_eval_knows_every_preset_and_its_shots() -> None:
