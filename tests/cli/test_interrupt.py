@@ -41,11 +41,20 @@ def no_exception():
 """
 
 
+def heed_interrupts() -> None:
+    """A shell that runs the tests in the background has its children ignore Ctrl-C: not this one."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def program(code: str) -> Iterator[subprocess.Popen[str]]:
     """A Python program that has printed `ready`; it is killed at the end if it still runs."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", PRELUDE + code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509  (one call, before anything else runs)
     )
     with process:
         assert process.stdout is not None
