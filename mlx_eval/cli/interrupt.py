@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -24,11 +24,11 @@ INTERRUPTED: Final = 130
 
 
 @contextmanager
-def prompt_interrupt(message: str) -> Iterator[None]:
+def prompt_interrupt(message: Callable[[], str]) -> Iterator[None]:
     """While the block runs, Ctrl-C ends the program soon.
 
     Args:
-        message: printed on stderr when the program has to be ended by force.
+        message: gives what is printed on stderr when the program has to be ended by force.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,7 +40,7 @@ def prompt_interrupt(message: str) -> Iterator[None]:
     def watch() -> None:
         while signals := ours.recv(1):
             if signals[0] == signal.SIGINT and not finished.wait(GRACE_SECONDS):
-                print(f"mlx_eval: {message}", file=sys.stderr, flush=True)
+                print(f"mlx_eval: {message()}", file=sys.stderr, flush=True)
                 os._exit(INTERRUPTED)
 
     thread = threading.Thread(target=watch, name="interrupt", daemon=True)

@@ -76,11 +76,11 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     if words[0] in PASSED_ON:
         from mlx_eval.cli.lm_eval import run_lm_eval
 
-        with prompt_interrupt(interrupt_message(arguments)):
+        with prompt_interrupt(lambda: interrupt_message(arguments)):
             return run_lm_eval(words[1:])
     parser, commands = build_parser()
     vars(arguments).update(vars(parse(parser, commands, words)), words=words)
-    with prompt_interrupt(interrupt_message(arguments)):
+    with prompt_interrupt(lambda: interrupt_message(arguments)):
         status: int = arguments.func(arguments)
     return status
 
@@ -104,7 +104,8 @@ def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
 def interrupt_message(arguments: argparse.Namespace) -> str:
     """What Ctrl-C leaves behind."""
     cache = getattr(arguments, "use_cache", None)
-    kept = f"; the answers so far are in {cache}_rank0.db" if cache else ""
+    database = f"{cache}_rank0.db"
+    kept = f"; the answers so far are in {database}" if cache and os.path.exists(database) else ""
     return NOTHING_SAVED + kept
 
 

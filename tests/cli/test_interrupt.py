@@ -67,7 +67,7 @@ def program(code: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_blocked_program_ends_soon_with_one_line() -> None:
-    code = "no_exception()\nwith prompt_interrupt('stopped; nothing was saved'): block()"
+    code = "no_exception()\nwith prompt_interrupt(lambda: 'stopped; nothing was saved'): block()"
     with program(code) as process:
         sent = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -95,7 +95,7 @@ def test_a_program_that_ends_by_itself_is_left_alone() -> None:
     code = (
         f"interrupt.GRACE_SECONDS = {SHORT_GRACE}\n"
         "try:\n"
-        "    with prompt_interrupt('by force'):\n"
+        "    with prompt_interrupt(lambda: 'by force'):\n"
         "        print('ready', flush=True)\n"
         "        time.sleep(60)\n"
         "except KeyboardInterrupt:\n"
@@ -113,7 +113,7 @@ def test_other_signals_do_not_end_it_and_ctrl_c_still_does() -> None:
         f"interrupt.GRACE_SECONDS = {SHORT_GRACE}\n"
         "no_exception()\n"
         "for number in (signal.SIGUSR1, signal.SIGWINCH): signal.signal(number, lambda *_: None)\n"
-        "with prompt_interrupt('stopped'): block()"
+        "with prompt_interrupt(lambda: 'stopped'): block()"
     )
     with program(code) as process:
         for number in (signal.SIGUSR1, signal.SIGWINCH):
@@ -153,7 +153,7 @@ def test_nothing_is_left_behind(fails: bool) -> None:
     try:
         files = _open_files()
         try:
-            with prompt_interrupt("unused"):
+            with prompt_interrupt(lambda: "unused"):
                 assert len(_watchers()) == 1
                 if fails:
                     raise ValueError("as an evaluation may")
@@ -173,7 +173,7 @@ def test_in_another_thread_it_does_nothing() -> None:
     seen: list[int] = []
 
     def work() -> None:
-        with prompt_interrupt("unused"):
+        with prompt_interrupt(lambda: "unused"):
             seen.append(len(_watchers()))
 
     thread = threading.Thread(target=work)

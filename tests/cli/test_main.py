@@ -128,16 +128,47 @@ def test_errors_are_one_line(
     assert message in finished.err
 
 
-def test_an_interrupted_run_says_what_a_cache_holds(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_says_what_a_cache_holds(
+    command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from mlx_eval.cli import run
 
     def fail(arguments: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "run", fail)
-    finished = command("run", "demo", "--tasks", "demo", "--use_cache", "answers/a")
+    words = ("run", "demo", "--tasks", "demo", "--use_cache", str(tmp_path / "a"))
+    finished = command(*words)
     assert finished.status == 130
-    assert "the answers so far are in answers/a_rank0.db" in finished.err
+    assert "answers so far" not in finished.err, "there are none yet"
+    (tmp_path / "a_rank0.db").touch()
+    assert f"the answers so far are in {tmp_path}/a_rank0.db" in command(*words).err
+
+
+def test_an_error_that_nobody_foresaw_is_one_line_too(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: object) -> int:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(doctor, "run", fail)
+    finished = command("doctor")
+    assert finished.status == 1
+    assert finished.err == (
+        "mlx_eval: unexpected ZeroDivisionError: division by zero; MLX_EVAL_DEBUG=1 shows where it comes from\n"
+    )
+    monkeypatch.setenv("MLX_EVAL_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        command("doctor")
+
+
+def test_a_terminal_that_lacks_the_arrows() -> None:
+    line = [sys.executable, "-m", "mlx_eval", "tasks", "--help"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    assert subprocess.run(line, capture_output=True, timeout=60, check=False, env=environment).returncode == 0
+    code = "from mlx_eval.cli import main, doctor; doctor.run = lambda _: print('\u2191') or 0; main.main(['doctor'])"
+    finished = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False, env=environment
+    )
+    assert (finished.stdout, finished.stderr) == (b"?\n", b"")
 
 
 @pytest.mark.parametrize("buffered", [True, False])

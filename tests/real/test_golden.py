@@ -102,6 +102,7 @@ def test_multiple_choice_equals_the_reference(lm: MLXEvalLM, tasks: Any, golden:
     got, wanted = answers(results["samples"][stored["task"]]), answers(stored["samples"])
     assert [arguments for arguments, _ in got] == [arguments for arguments, _ in wanted]
     worst = max(abs(ours[0] - theirs[0]) for (_, ours), (_, theirs) in zip(got, wanted, strict=True))
+    print(f"{task}: {len(got)} requests, worst difference {worst:.1e} nats")  # shown with ARGS=-rP
     assert worst <= CONTINUATION_NATS
     assert [ours[1] for _, ours in got] == [theirs[1] for _, theirs in wanted]
     assert scores(results["results"][stored["task"]]) == scores(stored["results"])
@@ -114,6 +115,7 @@ def test_pages_of_text_equal_the_reference(lm: MLXEvalLM, tasks: Any, golden: An
     got, wanted = answers(results["samples"][stored["task"]]), answers(stored["samples"])
     for ((text,), ours), (_, theirs) in zip(got, wanted, strict=True):
         num_tokens = lm.count_rolling_tokens(text)
+        print(f"page of {num_tokens} tokens: {ours:.4f} nats, reference {theirs:.4f}")
         assert abs(ours - theirs) <= max(PAGE_NATS, PAGE_NATS_A_TOKEN * num_tokens)
     assert scores(results["results"][stored["task"]]) == pytest.approx(scores(stored["results"]), rel=1e-4)
 
