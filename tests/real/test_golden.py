@@ -4,9 +4,8 @@ The reference answers are those of torch on the CPU in float32, one file a task,
 arguments and the scores. The same rows go through lm-eval again, so prompts, few-shot examples and the
 chat template are compared too. Tolerances: 1e-3 nats a continuation, the sum of a few dozen tokens' rounding
 at about 1e-5 a token, on both sides. A page of text may be off by 0.05 nats or by 2e-5 a token, whichever is
-more: the float32 log_softmax that the reference was made with errs by 1.7e-5 a token, always to the same side.
-benchmarks/page_precision.py measures it: on the page of 5,349 tokens the reference is 0.091 nats from a
-float64 run of the model, ours 0.003.
+more, because the reference itself is not nearer to the truth: on the page of 5,349 tokens it is 0.091 nats
+from a float64 run of the model, 1.7e-5 a token, and ours 0.003 (benchmarks/page_precision.py, benchmarks/LOG.md).
 """
 
 from __future__ import annotations
