@@ -155,6 +155,9 @@ def _job(arguments: argparse.Namespace) -> Any:
     for name in ("num_fewshot", "limit", "apply_chat_template", "fewshot_as_multiturn", "system_instruction"):
         if getattr(arguments, name) is not None:
             evaluation[name] = getattr(arguments, name)
+    for name in ("chat_template_args", "fewshot_as_multiturn"):
+        if getattr(arguments, name) and not evaluation.get("apply_chat_template"):
+            raise InvalidOptionError(f"--{name} does nothing without --apply_chat_template: add that")
     evaluation.update(_harness_arguments(arguments))
     batch_size = evaluation.pop("batch_size", None) if arguments.batch_size is None else arguments.batch_size
     backend = {

@@ -119,6 +119,12 @@ def test_options_go_before_the_preset(command: Any, tmp_path: Path) -> None:
         (["no/such/model", "--tasks", "demo"], 1, "no/such/model does not exist; give a model directory"),
         (["./model.gguf", "--tasks", "demo"], 1, "./model.gguf does not exist"),
         (["demo", "--preset", "x", "--preset_file", "none.toml"], 1, "none.toml cannot be read"),
+        (["demo", "--tasks", "demo", "--preset_file", "none.toml"], 1, "given without --preset"),
+        (["demo", "--tasks", "demo", "--log_samples"], 1, "add --output_path DIR"),
+        (["demo", "--tasks", "demo", "--chat_template_args", "a=1"], 1, "does nothing without --apply_chat"),
+        (["demo", "--tasks", "demo", "--fewshot_as_multiturn"], 1, "does nothing without --apply_chat"),
+        (["demo", "--tasks", "demo", "--model_args", "pretrained=x"], 2, "--model_args is lm-eval's"),
+        (["demo", "--tasks", "demo", "--device", "mps"], 2, "--device is not needed"),
     ],
 )
 def test_wrong_options_are_found_first(
