@@ -98,7 +98,8 @@ def evaluate(job: Job, on_stage: Callable[[str], None] = lambda text: None) -> O
     statistics.seconds.update(tasks=prepared - clock, load=loaded - prepared)
     statistics.seconds["harness"] = time.perf_counter() - clock - sum(statistics.seconds.values())
     statistics.seconds["total"] = time.perf_counter() - clock
-    record = _record(job, adapter.lm, started)
+    fingerprint = str(results["config"]["model_fingerprint"])  # a pass over all weights: not twice
+    record = _record(job, adapter.lm, started, fingerprint)
     summary = summarize(results)
     if folder is None:
         return Outcome(summary, record, ())
@@ -145,7 +146,7 @@ def _check_database(path: Path) -> None:
         ) from error
 
 
-def _record(job: Job, lm: MLXEvalLM, started: float) -> dict[str, Any]:
+def _record(job: Job, lm: MLXEvalLM, started: float, fingerprint: str) -> dict[str, Any]:
     """What a reader of the results will want to know of the run."""
     statistics = lm.statistics.as_dict()
     return {
@@ -155,7 +156,7 @@ def _record(job: Job, lm: MLXEvalLM, started: float) -> dict[str, Any]:
         "device": _device(),
         "model": {
             "source": job.model,
-            "fingerprint": lm.loaded.fingerprint(),
+            "fingerprint": fingerprint,
             "dtype": lm.loaded.dtype,
             "quantization": lm.loaded.quantization,
             "parameters": lm.loaded.num_parameters,

@@ -5,7 +5,6 @@ Knows the tokenizer; knows neither the model nor lm-eval's request objects.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,8 +13,6 @@ from mlx_eval.records import ScoringRequest
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
-
-logger = logging.getLogger(__name__)
 
 
 class Pair(NamedTuple):

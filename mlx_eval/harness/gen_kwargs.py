@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from mlx_eval.errors import InvalidOptionError, unknown_name
 from mlx_eval.records import Sampling
-
-logger = logging.getLogger(__name__)
 
 LIMIT_NAMES: Final = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of the token limit; the first that is given counts, as in lm-eval."""

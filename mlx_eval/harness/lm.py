@@ -7,7 +7,6 @@ first backend is made: until then `MLXEvalLM` is a plain class, which then gains
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,8 +31,6 @@ from mlx_eval.records import Generation, GenerationRequest, Score, ScoringReques
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
-
-logger = logging.getLogger(__name__)
 
 EncodedPair = tuple[tuple[str, str] | None, list[int], list[int]]
 """lm-eval's (texts or None, context ids, continuation ids)."""
