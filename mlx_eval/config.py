@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-BATCH_SIZE: Final = 8
-"""Rows a forward pass (lm-eval's `hf` backend would take 1; 8 is what mlx_lm.evaluate takes)."""
+BATCH_SIZE: Final = "auto"
+"""The most rows computed together: as many as memory allows."""
+
+DECODE_ROWS: Final = 8
+"""Prompts continued together where the user sets no ceiling (what mlx_lm.evaluate takes)."""
 
 MAX_LENGTH: Final = 2048
 """Context window in tokens where neither the model's configuration nor its tokenizer names one
@@ -17,6 +20,38 @@ MAX_GEN_TOKS: Final = 256
 PREFILL_STEP: Final = 2048
 """Tokens of a row computed in one forward pass. A multiple of 256: mlx-lm's mamba2 kernels go silently
 wrong for padded chunks that are not."""
+
+SMALLEST_STEP: Final = 256
+"""The same when memory ran out and less is tried."""
+
+BATCH_TOKENS: Final = 2048
+"""Rows times padded length of a scoring batch."""
+
+MAX_ROWS: Final = 512
+"""Rows of a scoring batch where the user sets no ceiling."""
+
+KV_BYTES: Final = 2**30
+"""KV that scoring may hold at once where the device's memory is not asked."""
+
+KV_SHARE: Final = 0.5
+"""Part of the free memory that KV may take; the rest is for what a forward pass computes in between."""
+
+AVAILABLE_BYTES: Final = 4 * 2**30
+"""Free memory where the system does not tell."""
+
+SPLIT_TOKENS: Final = 8
+"""What it costs to compute a prefix by itself and go on from it, in tokens: a shared prefix that saves fewer is
+computed again in each row."""
+
+FORWARD_TOKENS: Final = 64
+"""Padding that is rather computed than a forward pass more."""
+
+PADDING_SHARE: Final = 0.05
+"""Padding of a batch beyond that, for each token."""
+
+PREFIX_COPIES: Final = 4096
+"""Tokens of KV that are rather copied to rows than a forward pass more is made, so that several families share
+a batch."""
 
 LOGITS_BYTES: Final = 256 * 2**20
 """The largest [rows, vocabulary] block of float32 logits that is held at once."""

@@ -5,6 +5,7 @@
     ├── UnknownNameError        a task, preset, option or architecture that does not exist (also a ValueError)
     ├── InvalidOptionError      an option whose value makes no sense (also a ValueError)
     ├── TaskError               a task that exists but cannot be run (its data, its metric's packages)
+    ├── OutOfMemoryError        a model and one row of its work do not fit together
     ├── InputError              a text or results file that cannot be read
     └── OutputError             a place that cannot be written
     MissingDependencyError      an optional package is not installed (an ImportError)
@@ -37,6 +38,10 @@ class InvalidOptionError(MlxEvalError, ValueError):
 
 class TaskError(MlxEvalError):
     """A task exists but cannot be run here."""
+
+
+class OutOfMemoryError(MlxEvalError):
+    """The device's memory does not hold the model and one row of what it is to compute."""
 
 
 class InputError(MlxEvalError):

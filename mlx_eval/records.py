@@ -5,15 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 
-@dataclass(frozen=True, slots=True)
+IntArray = npt.NDArray[np.int32]
+"""Token ids, one-dimensional; whoever is given one does not write to it, since it may be shared."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ScoringRequest:
-    """One continuation to be scored after one context, both as token ids."""
+    """One continuation to be scored after one context, both as token ids.
 
-    context_ids: tuple[int, ...]
-    """At least one id: the first continuation id is predicted from the last of these."""
-    continuation_ids: tuple[int, ...]
-    """At least one id."""
+    Any sequence of ids becomes an array; an int32 array is kept, not copied, so that requests may share one.
+    """
+
+    context_ids: IntArray
+    """[C] At least one id: the first continuation id is predicted from the last of these."""
+    continuation_ids: IntArray
+    """[N] At least one id."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "context_ids", np.asarray(self.context_ids, dtype=np.int32))
+        object.__setattr__(self, "continuation_ids", np.asarray(self.continuation_ids, dtype=np.int32))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the ids are the same, split at the same place."""
+        if not isinstance(other, ScoringRequest):
+            return NotImplemented
+        return np.array_equal(self.context_ids, other.context_ids) and np.array_equal(
+            self.continuation_ids, other.continuation_ids
+        )
+
+    def __hash__(self) -> int:
+        """A hash of the ids' values."""
+        return hash((self.context_ids.tobytes(), self.continuation_ids.tobytes()))
 
 
 class Score(NamedTuple):

@@ -3,5 +3,6 @@
 from mlx_eval_kernels.logprob import NO_TARGET as NO_TARGET
 from mlx_eval_kernels.logprob import LogProb as LogProb
 from mlx_eval_kernels.logprob import logprob as logprob
+from mlx_eval_kernels.prefix_attention import prefix_attention as prefix_attention
 
-__all__ = ["NO_TARGET", "LogProb", "logprob"]
+__all__ = ["NO_TARGET", "LogProb", "logprob", "prefix_attention"]

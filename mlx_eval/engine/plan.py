@@ -1,62 +1,151 @@
-"""Decides what is computed together, from token ids alone: Python and numpy, no model and no mlx.
+"""Decides what is computed together and in which order, from token ids alone: Python and numpy, no mlx.
 
-Requests that feed the model the same tokens share one row, wherever their context ends:
+The forest's nodes become rows of batches, depth first, so that the KV of a subtree is freed as soon as its
+last row is sent:
 
-    context 1 2, continuation 3 4        row 1 2 3     position 1 predicts 3, position 2 predicts 4
-    context 1 2, continuation 3 9        the same row  position 1 predicts 3, position 2 predicts 9
-    context 1,   continuation 2 3 5      the same row  position 0 predicts 2, 1 predicts 3, 2 predicts 5
+    batch 0    header ................          one row; its KV becomes the prefix of all that follow
+    batch 1    ├─ passage A ....  ─┐            rows of similar length, padded on the right
+               ├─ passage B ...    ─┤
+    batch 2    │   ├─ question 1 .. (below A)   each row goes on from its parent's row of batch 1,
+               │   ├─ question 2 .  (below A)   behind the prefix, which is stored once
+               │   └─ question 3 .. (below B)
+    batch 3    ├─ question 4 ...                rows without children come last, and fill what room
+               └─ question 5 ..                 the batches before have left
 
-Rows are sorted by length, so that a batch pads little, and then by their tokens, so that the order of
-the requests does not change what is computed with what.
+A node with a large family becomes a prefix: its KV is held once for all rows of a batch. In small
+families each row gets a copy of its parent's KV, and several families share a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+import bisect
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from mlx_eval.records import ScoringRequest
+from mlx_eval import config
+from mlx_eval.engine.forest import NO_SHARING, Answer, Forest, Node, build_forest
+from mlx_eval.records import IntArray, ScoringRequest
 
 PAD_ID: Final = 0
 """Fills rows on the right; causal attention never looks there."""
+
+
+class Level(enum.IntEnum):
+    """How far a model's rows may share a batch and a prefix, each level including those before it."""
+
+    ALONE = 0
+    """One row at a time, from its first token."""
+    ROWS = 1
+    """Rows of unequal length side by side, each from its first token."""
+    EQUAL = 2
+    """Rows go on from prefixes of one length; rows that are gone on from have one length too."""
+    RAGGED = 3
+    """Rows go on from prefixes of any length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What the planner may do with a model."""
+
+    level: Level = Level.RAGGED
+    prefix_once: bool = True
+    """Whether a prefix is stored once for all rows of a batch. False: each row holds a copy."""
+    keys_only: bool = True
+    """Whether all that a row remembers are keys and values. False: there is recurrent state, or something
+    unknown, and rows that start afresh cannot join a batch of rows that go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """Memory that the model keeps of what it read."""
+
+    token_bytes: int = 1
+    """For each token of each row."""
+    row_bytes: int = 0
+    """For each row, however long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a batch may take."""
+
+    max_rows: int
+    batch_tokens: int = config.BATCH_TOKENS
+    """Rows times padded length. A longer row has a batch of its own."""
+    kv_bytes: int = config.KV_BYTES
+    """All KV held at once; a single row may take more."""
+    step: int = config.PREFILL_STEP
+    """Tokens of a row in one forward pass; longer rows take several."""
+
+    def halved(self) -> Limits:
+        """For another try when memory ran out."""
+        return replace(
+            self,
+            max_rows=max(1, self.max_rows // 2),
+            batch_tokens=max(1, self.batch_tokens // 2),
+            kv_bytes=max(1, self.kv_bytes // 2),
+            step=max(config.SMALLEST_STEP, self.step // 2),
+        )
+
+
+class RowKey(NamedTuple):
+    """Names a row of a batch."""
+
+    batch: int
+    row: int
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """Tokens that run through the model once."""
 
-    tokens: tuple[int, ...]
-    """Context and continuation without its last token."""
-    requests: tuple[int, ...]
-    """Indices of the requests that this row answers."""
+    sequence: int
+    start: int
+    """Position of its first token: so many tokens were computed before, in its ancestors."""
+    end: int
+    parent: RowKey | None
+    """The row it goes on from; None: from the batch's prefix, or from nothing."""
+    answers: tuple[Answer, ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens computed for it."""
+        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of one forward pass."""
+    """Rows that are computed together."""
 
     rows: tuple[Row, ...]
+    prefix: RowKey | None
+    """The row behind which all of these stand, stored once; None: there is none."""
+    prefix_len: int
+    new_prefixes: tuple[int, ...]
+    """Rows of this batch that become prefixes."""
+    is_parent: bool
+    """Whether rows of later batches go on from rows of this one."""
+    frees: tuple[int | RowKey, ...]
+    """Parent batches and prefixes that nothing needs after this one."""
 
     @property
     def length(self) -> int:
         """Tokens of the longest row."""
-        return max(len(row.tokens) for row in self.rows)
+        return max(row.length for row in self.rows)
 
     @property
     def num_tokens(self) -> int:
         """Tokens without padding."""
-        return sum(len(row.tokens) for row in self.rows)
+        return sum(row.length for row in self.rows)
 
-    def token_array(self) -> npt.NDArray[np.int32]:
-        """[B, T], right-padded with `PAD_ID`."""
-        array = np.full((len(self.rows), self.length), PAD_ID, dtype=np.int32)
-        for index, row in enumerate(self.rows):
-            array[index, : len(row.tokens)] = row.tokens
-        return array
+    @property
+    def padding(self) -> int:
+        """Positions computed for nothing."""
+        return len(self.rows) * self.length - self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,44 +153,259 @@ class ScoringPlan:
     """All batches of a call, and what they cost."""
 
     batches: tuple[Batch, ...]
+    sequences: tuple[IntArray, ...]
     num_requests: int
     naive_tokens: int
     """Tokens that a pass of its own for each request would compute."""
+    unique_tokens: int
+    """Tokens when each common prefix is computed once."""
+    planned_tokens: int
+    """Tokens that this plan computes, padding aside."""
+    padding: int
+    num_forwards: int
+    peak_kv_bytes: int
+    limits: Limits
 
-    @property
-    def planned_tokens(self) -> int:
-        """Tokens that this plan computes, padding aside."""
-        return sum(batch.num_tokens for batch in self.batches)
-
-    @property
-    def padding(self) -> int:
-        """Positions computed for nothing."""
-        return sum(len(batch.rows) * batch.length for batch in self.batches) - self.planned_tokens
+    def token_array(self, batch: Batch) -> IntArray:
+        """[B, T] ids of a batch, right-padded with `PAD_ID`."""
+        array = np.full((len(batch.rows), batch.length), PAD_ID, dtype=np.int32)
+        for index, row in enumerate(batch.rows):
+            array[index, : row.length] = self.sequences[row.sequence][row.start : row.end]
+        return array
 
 
-def plan_scoring(requests: Sequence[ScoringRequest], batch_size: int) -> ScoringPlan:
-    """Pack requests into batches of at most `batch_size` rows, longest first."""
-    sharing: dict[tuple[int, ...], list[int]] = {}
-    for index, request in enumerate(requests):
-        sharing.setdefault(input_ids(request), []).append(index)
-    rows = [Row(tokens, tuple(indices)) for tokens, indices in sharing.items()]
-    rows.sort(key=lambda row: (-len(row.tokens), row.tokens))
+def plan_scoring(
+    requests: Sequence[ScoringRequest],
+    limits: Limits,
+    sharing: Sharing = Sharing(),
+    cache: CacheSize = CacheSize(),
+    split_tokens: float = config.SPLIT_TOKENS,
+) -> ScoringPlan:
+    """Plan the batches that answer `requests`.
+
+    Args:
+        requests: in any order; the plan does not depend on it.
+        limits: what a batch may take.
+        sharing: what the model allows.
+        cache: memory of what the model read, for the budget and the figures.
+        split_tokens: what sharing a prefix costs, in tokens.
+    """
+    shares = sharing.level >= Level.EQUAL
+    forest = build_forest(requests, split_tokens if shares else NO_SHARING)
+    if sharing.level is Level.ALONE:
+        limits = replace(limits, max_rows=1)
+    packer = _Packer(limits, sharing, cache)
+    packer.pack(forest)
+    batches = tuple(packer.batches)
     return ScoringPlan(
-        batches=tuple(Batch(chunk) for chunk in _chunks(rows, batch_size)),
+        batches=batches,
+        sequences=forest.sequences,
         num_requests=len(requests),
-        naive_tokens=sum(len(input_ids(request)) for request in requests),
+        naive_tokens=forest.naive_tokens,
+        unique_tokens=forest.unique_tokens,
+        planned_tokens=sum(batch.num_tokens for batch in batches),
+        padding=sum(batch.padding for batch in batches),
+        num_forwards=sum(-(-batch.length // limits.step) for batch in batches),
+        peak_kv_bytes=packer.peak_kv_bytes,
+        limits=limits,
     )
 
 
-def input_ids(request: ScoringRequest) -> tuple[int, ...]:
-    """What the model is fed: everything but the last token, which is only predicted."""
-    return request.context_ids + request.continuation_ids[:-1]
+class _Ready(NamedTuple):
+    """A node whose ancestors are planned."""
+
+    node: Node
+    parent: RowKey | None
 
 
-def first_position(request: ScoringRequest) -> int:
-    """Position in `input_ids` that predicts the continuation's first token."""
-    return len(request.context_ids) - 1
+@dataclass(slots=True, eq=False)
+class _Layer:
+    """Nodes that became ready together, each list sorted: the longest last."""
+
+    parents: list[_Ready]
+    leaves: list[_Ready]
+
+    def __bool__(self) -> bool:
+        return bool(self.parents or self.leaves)
 
 
-def _chunks(rows: Sequence[Row], size: int) -> Iterator[tuple[Row, ...]]:
-    return (tuple(rows[start : start + size]) for start in range(0, len(rows), size))
+@dataclass(slots=True, eq=False)
+class _Family:
+    """What stands behind one prefix."""
+
+    prefix: RowKey | None
+    prefix_len: int
+    layers: list[_Layer]
+    """The deepest last."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Nodes on their way into one batch."""
+
+    rows: list[_Ready] = field(default_factory=list)
+    num_tokens: int = 0
+    length: int = 0
+    """Of the longest node."""
+    start: int = 0
+    """The furthest."""
+    num_parents: int = 0
+    """Nodes that have children."""
+
+    def add(self, ready: _Ready) -> None:
+        """Take one node."""
+        node = ready.node
+        self.rows.append(ready)
+        self.num_tokens += node.length
+        self.length = max(self.length, node.length)
+        self.start = max(self.start, node.start)
+        self.num_parents += bool(node.children)
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A parent batch or a prefix in memory."""
+
+    num_bytes: int
+    waiting: int
+    """Rows, or for a prefix families, that still need it."""
+
+
+class _Packer:
+    """Walks the forest depth first and fills batches."""
+
+    def __init__(self, limits: Limits, sharing: Sharing, cache: CacheSize) -> None:
+        self.batches: list[Batch] = []
+        self.peak_kv_bytes = 0
+        self._limits = limits
+        self._sharing = sharing
+        self._cache = cache
+        self._held: dict[int | RowKey, _Held] = {}
+
+    def pack(self, forest: Forest) -> None:
+        """Plan all batches."""
+        families = [_Family(None, 0, [self._layer(_Ready(node, None) for node in forest.roots)])]
+        while families:
+            family = families[-1]
+            while family.layers and not family.layers[-1]:
+                family.layers.pop()
+            if not family.layers:
+                families.pop()
+                continue
+            families += self._next_batch(family)
+
+    def _next_batch(self, family: _Family) -> list[_Family]:
+        """Plan one batch of a family; returns the families that it begins, the one to be walked first last."""
+        layer = family.layers[-1]
+        source = layer.parents or layer.leaves
+        group = _Group()
+        group.add(source.pop())
+        while source and self._fits(group, source[-1].node, family):
+            group.add(source.pop())
+        self._top_up(group, family)
+        group.rows.sort(key=lambda ready: ready.parent or (-1, -1))
+        index = len(self.batches)
+        begun: list[_Family] = []
+        children: list[_Ready] = []
+        for row, (node, _) in enumerate(group.rows):
+            key = RowKey(index, row)
+            if self._becomes_prefix(node, group, family):
+                members = self._layer(_Ready(child, None) for child in node.children)
+                begun.append(_Family(key, node.end, [members]))
+            else:
+                children += [_Ready(child, key) for child in node.children]
+        if children:
+            family.layers.append(self._layer(children))
+        self._record(family, group, begun, len(children))
+        return begun[::-1]
+
+    def _record(self, family: _Family, group: _Group, begun: Sequence[_Family], num_children: int) -> None:
+        """Add a batch, and count what is held and freed."""
+        index = len(self.batches)
+        running = self._bytes(len(group.rows), group.start, group.length, family)
+        self.peak_kv_bytes = max(self.peak_kv_bytes, running + self._held_bytes())
+        frees: list[int | RowKey] = []
+        for ready in group.rows:
+            if ready.parent is not None:
+                self._held[ready.parent.batch].waiting -= 1
+        frees += [key for key, held in self._held.items() if isinstance(key, int) and held.waiting == 0]
+        if family.prefix is not None and not any(family.layers):
+            frees.append(family.prefix)
+        for key in frees:
+            del self._held[key]
+        if num_children:
+            self._held[index] = _Held(running, num_children)
+        for one in begun:
+            assert one.prefix is not None
+            size = one.prefix_len * self._cache.token_bytes + self._cache.row_bytes
+            self._held[one.prefix] = _Held(size, 1)
+        self.batches.append(
+            Batch(
+                rows=tuple(
+                    Row(node.sequence, node.start, node.end, parent, tuple(node.answers))
+                    for node, parent in group.rows
+                ),
+                prefix=family.prefix,
+                prefix_len=family.prefix_len,
+                new_prefixes=tuple(one.prefix.row for one in begun if one.prefix is not None),
+                is_parent=num_children > 0,
+                frees=tuple(frees),
+            )
+        )
+
+    def _top_up(self, group: _Group, family: _Family) -> None:
+        """Fill a batch with nodes that have no children: from its own layer, then from those that wait above."""
+        layers = family.layers[::-1] if self._sharing.keys_only else family.layers[-1:]
+        for layer in layers:
+            key = self._key(group.rows[0].node)[0], group.length
+            end = begin = bisect.bisect_right(layer.leaves, key, key=lambda ready: self._key(ready.node))
+            while begin and self._fits(group, layer.leaves[begin - 1].node, family):
+                begin -= 1
+                group.add(layer.leaves[begin])
+            del layer.leaves[begin:end]
+
+    def _fits(self, group: _Group, node: Node, family: _Family) -> bool:
+        """Whether a batch may have one node more."""
+        num_rows = len(group.rows) + 1
+        length = max(group.length, node.length)
+        if num_rows > self._limits.max_rows or num_rows * length > self._limits.batch_tokens:
+            return False
+        if self._sharing.level is Level.EQUAL and (
+            node.start != group.start or (node.children and node.length != group.length)
+        ):
+            return False
+        tokens = group.num_tokens + node.length
+        if num_rows * length - tokens > config.FORWARD_TOKENS + config.PADDING_SHARE * tokens:
+            return False
+        free = self._limits.kv_bytes - self._held_bytes()
+        if group.num_parents:
+            free //= 2  # their children need as much
+        return self._bytes(num_rows, max(group.start, node.start), length, family) <= free
+
+    def _held_bytes(self) -> int:
+        return sum(held.num_bytes for held in self._held.values())
+
+    def _becomes_prefix(self, node: Node, group: _Group, family: _Family) -> bool:
+        """Whether the node's children get batches of their own, behind it."""
+        if not node.children:
+            return False
+        if sum(child.length for child in node.children) >= self._limits.batch_tokens // 2:
+            return True
+        if (node.end - family.prefix_len) * len(node.children) >= config.PREFIX_COPIES:
+            return True
+        return group.num_parents == 1 and not any(family.layers)
+
+    def _bytes(self, num_rows: int, start: int, length: int, family: _Family) -> int:
+        """KV of a batch while it is computed, padding and copies of the parents' KV included."""
+        base = family.prefix_len if self._sharing.prefix_once else 0
+        return num_rows * ((start - base + length) * self._cache.token_bytes + self._cache.row_bytes)
+
+    def _layer(self, ready: Iterable[_Ready]) -> _Layer:
+        nodes = sorted(ready, key=lambda one: self._key(one.node))
+        return _Layer(
+            [one for one in nodes if one.node.children], [one for one in nodes if not one.node.children]
+        )
+
+    def _key(self, node: Node) -> tuple[int, int]:
+        """Nodes that may share a batch are neighbours when sorted by this."""
+        return node.start if self._sharing.level is Level.EQUAL else 0, node.length

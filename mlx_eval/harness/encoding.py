@@ -1,27 +1,33 @@
 """Text to token ids, by the rules of lm-eval's Hugging Face backend, so that the same tokens are scored.
 
-Knows the tokenizer; knows neither the model nor lm-eval's request objects.
+Knows the tokenizer; knows neither the model nor lm-eval's request objects. Each distinct text is encoded
+once, a chunk of them at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from mlx_eval.errors import InvalidOptionError
-from mlx_eval.records import ScoringRequest
+from mlx_eval.harness.batch_encoding import chunks, encode_batch, id_array
+from mlx_eval.records import IntArray, ScoringRequest
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 
-class Pair(NamedTuple):
-    """A context and the continuation scored after it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """A context and the continuation scored after it. Pairs of one context share its array."""
 
-    context_ids: list[int]
-    """Never empty."""
-    continuation_ids: list[int]
-    """Empty when there is nothing to score."""
+    context_ids: IntArray
+    """[C] Never empty."""
+    continuation_ids: IntArray
+    """[N] Empty when there is nothing to score."""
     joined: bool = False
     """Whether one token spans the join, so that the continuation had to be encoded alone."""
 
@@ -29,7 +35,7 @@ class Pair(NamedTuple):
 class Prompt(NamedTuple):
     """A prompt that fits in the window together with its answer."""
 
-    ids: list[int]
+    ids: IntArray
     max_tokens: int
     truncated_by: int
     """Tokens dropped on the left."""
@@ -71,106 +77,138 @@ class Encoder:
             )
         self.prefix_token_id: int = prefix
         """What an empty context is replaced by."""
+        self._prefix_ids = id_array([prefix])
         self._beginnings = tuple(text for text in (tokenizer.decode([prefix]), tokenizer.bos_token) if text)
 
-    def encode(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool | None = None) -> IntArray:
         """Encode one text; see `encode_all`."""
         return self.encode_all([text], add_special_tokens)[0]
 
-    def encode_all(self, texts: Sequence[str], add_special_tokens: bool | None = None) -> list[list[int]]:
-        """Encode texts, each distinct one once.
+    def encode_all(self, texts: Sequence[str], add_special_tokens: bool | None = None) -> list[IntArray]:
+        """Encode texts, each distinct one once; equal texts share an array.
 
         Args:
             texts: any number of them.
             add_special_tokens: None adds BOS as the tokenizer or `add_bos_token` says, but never a
                 second one to a text that starts with it already, as chat templates write.
         """
-        distinct = list(dict.fromkeys(texts))
-        ids: dict[str, list[int]] = {}
-        for special in (False, True):
-            group = [
-                text for text in distinct if self._adds_special_tokens(text, add_special_tokens) is special
-            ]
-            if group:
-                ids.update(zip(group, self._encode_batch(group, special), strict=True))
+        ids = self._ids_by_text(texts, add_special_tokens)
         return [ids[text] for text in texts]
 
     def pairs(self, requests: Sequence[tuple[str, str]]) -> list[Pair]:
-        """Encode (context, continuation) texts.
+        """Encode (context, continuation) texts; equal ones share a pair.
 
         Trailing white space of the context moves to the continuation, the whole is encoded together and
         split where the context alone ends.
         """
-        moved = [_move_spaces(context, continuation) for context, continuation in requests]
-        wholes = self.encode_all([context + continuation for context, continuation in moved])
-        contexts = self.encode_all([context for context, _ in moved])
-        split = list(zip(moved, wholes, contexts, strict=True))
-        needs_own = [
-            continuation
-            for (context, continuation), whole, context_ids in split
-            if not context or len(whole) <= len(context_ids)
+        stripped = {context: context.rstrip() for context, _ in requests}
+        moved = [
+            (stripped[context], context[len(stripped[context]) :] + continuation)
+            for context, continuation in requests
         ]
-        alone = dict(zip(needs_own, self.encode_all(needs_own, add_special_tokens=False), strict=True))
-        return [
-            self._split(context, continuation, whole, context_ids, alone.get(continuation, []))
-            for (context, continuation), whole, context_ids in split
-        ]
+        distinct = list(dict.fromkeys(moved))
+        contexts = self._ids_by_text(context for context, _ in distinct)
+        joint = [(context, continuation) for context, continuation in distinct if context and continuation]
+        rests = dict(zip(joint, self._rests(joint, contexts), strict=True))
+        needs_own = [both[1] for both in distinct if both not in rests or not rests[both].size]
+        alone = self._ids_by_text(needs_own, add_special_tokens=False)
+        pairs = {both: self._pair(both, contexts, rests, alone) for both in distinct}
+        return [pairs[both] for both in moved]
 
     def rolling_windows(self, text: str, max_length: int) -> list[ScoringRequest]:
-        """Windows in which each token of `text` is predicted once, the first from the prefix token.
+        """Windows of one text; see `rolling_windows_all`."""
+        return self.rolling_windows_all([text], max_length)[0]
+
+    def rolling_windows_all(self, texts: Sequence[str], max_length: int) -> list[list[ScoringRequest]]:
+        """For each text, windows in which each of its tokens is predicted once, the first from the prefix token.
 
         lm-eval's own windows, but for this: a BOS that the tokenizer put first is the prefix token, not
         a second one to be predicted from it.
         """
-        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+        return [self._windows(ids, max_length) for ids in self.encode_all(texts)]
 
-        ids = self.encode(text)
-        if ids and ids[0] == self.prefix_token_id and ids[0] in self._tokenizer.all_special_ids:
-            ids = ids[1:]
-        windows = get_rolling_token_windows(
-            token_list=ids, prefix_token=self.prefix_token_id, max_seq_len=max_length, context_len=1
-        )
-        return [
-            ScoringRequest(tuple(context), tuple(continuation))
-            for context, continuation in map(make_disjoint_window, windows)
-        ]
-
-    def prompts(self, texts: Sequence[str]) -> list[list[int]]:
+    def prompts(self, texts: Sequence[str]) -> list[IntArray]:
         """Encode prompts to generate from; an empty one becomes the prefix token."""
-        return [ids or [self.prefix_token_id] for ids in self.encode_all(texts)]
+        return [ids if ids.size else self._prefix_ids for ids in self.encode_all(texts)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids to text, special tokens left out."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def _split(
-        self, context: str, continuation: str, whole: list[int], context_ids: list[int], alone: list[int]
+    def _rests(
+        self, joint: Sequence[tuple[str, str]], contexts: Mapping[str, IntArray]
+    ) -> Iterator[IntArray]:
+        """What each whole has after its context. Only these few ids are kept, and no whole text is."""
+        wholes = self._encode_each(context + continuation for context, continuation in joint)
+        for (context, _), whole in zip(joint, wholes, strict=True):
+            yield whole[contexts[context].size :].copy()
+
+    def _pair(
+        self,
+        both: tuple[str, str],
+        contexts: Mapping[str, IntArray],
+        rests: Mapping[tuple[str, str], IntArray],
+        alone: Mapping[str, IntArray],
     ) -> Pair:
-        prefix = self.prefix_token_id
+        context, continuation = both
+        prefix, context_ids = self._prefix_ids, contexts[context]
         if not continuation:
-            return Pair(context_ids or [prefix], [])
+            return Pair(context_ids if context_ids.size else prefix, id_array([]))
         if not context:
-            return Pair([prefix], alone[1:] if alone[:1] == [prefix] else alone)
-        if not context_ids:
-            return Pair([prefix], whole)
-        rest = whole[len(context_ids) :]
-        return Pair(context_ids, rest or alone, joined=not rest)
+            own = alone[continuation]
+            return Pair(prefix, own[1:] if own[:1].tolist() == [self.prefix_token_id] else own)
+        if not context_ids.size:
+            return Pair(prefix, rests[both])
+        if not rests[both].size:
+            return Pair(context_ids, alone[continuation], joined=True)
+        return Pair(context_ids, rests[both])
+
+    def _windows(self, ids: IntArray, max_length: int) -> list[ScoringRequest]:
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+        if ids.size and ids[0] == self.prefix_token_id and ids[0] in self._tokenizer.all_special_ids:
+            ids = ids[1:]
+        windows = get_rolling_token_windows(
+            token_list=ids.tolist(), prefix_token=self.prefix_token_id, max_seq_len=max_length, context_len=1
+        )
+        return [
+            ScoringRequest(id_array(context), id_array(continuation))
+            for context, continuation in map(make_disjoint_window, windows)
+        ]
+
+    def _ids_by_text(
+        self, texts: Iterable[str], add_special_tokens: bool | None = None
+    ) -> dict[str, IntArray]:
+        distinct = list(dict.fromkeys(texts))
+        return dict(zip(distinct, self._encode_each(distinct, add_special_tokens), strict=True))
+
+    def _encode_each(
+        self, texts: Iterable[str], add_special_tokens: bool | None = None
+    ) -> Iterator[IntArray]:
+        """Ids of each text in order, a chunk at a time."""
+        for chunk in chunks(texts):
+            flags = [self._adds_special_tokens(text, add_special_tokens) for text in chunk]
+            encoded = {
+                special: iter(
+                    self._encode_batch(
+                        [text for text, flag in zip(chunk, flags, strict=True) if flag is special], special
+                    )
+                )
+                for special in set(flags)
+            }
+            yield from (next(encoded[special]) for special in flags)
 
     def _adds_special_tokens(self, text: str, asked: bool | None) -> bool:
         if asked is not None:
             return asked
         return self._add_bos_token is not False and not text.startswith(self._beginnings)
 
-    def _encode_batch(self, texts: list[str], special: bool) -> list[list[int]]:
-        if _encodes_plainly(self._tokenizer):
-            batch = self._tokenizer(texts, add_special_tokens=special, verbose=False)
-            encoded: list[list[int]] = batch["input_ids"]
-        else:
-            encoded = [self._tokenizer.encode(text, add_special_tokens=special) for text in texts]
+    def _encode_batch(self, texts: list[str], special: bool) -> list[IntArray]:
+        encoded = encode_batch(self._tokenizer, texts, special)
         if special and self._add_bos_token:
-            bos = self._tokenizer.bos_token_id
-            encoded = [ids if ids[:1] == [bos] else [bos, *ids] for ids in encoded]
+            bos = id_array([self._tokenizer.bos_token_id])
+            encoded = [ids if np.array_equal(ids[:1], bos) else np.concatenate([bos, ids]) for ids in encoded]
         return encoded
 
 
@@ -180,18 +218,6 @@ def hf_tokenizer(tokenizer: Any) -> Any:
 
     # not by the attribute alone: transformers' own fast tokenizers have one of that name
     return tokenizer._tokenizer if isinstance(tokenizer, TokenizerWrapper) else tokenizer
-
-
-def _encodes_plainly(tokenizer: Any) -> bool:
-    """Whether calling the tokenizer on a list is the same as `encode` on each: a subclass may change the latter."""
-    from transformers import PreTrainedTokenizerBase
-
-    return type(tokenizer).encode is PreTrainedTokenizerBase.encode
-
-
-def _move_spaces(context: str, continuation: str) -> tuple[str, str]:
-    stripped = context.rstrip()
-    return stripped, context[len(stripped) :] + continuation
 
 
 class Fitted(NamedTuple):
@@ -204,21 +230,32 @@ class Fitted(NamedTuple):
     """Whether the continuation did, so that only its last tokens are scored."""
 
 
-def fit_request(pair: Pair, max_length: int) -> Fitted:
+def fit_request(
+    context_ids: IntArray | Sequence[int], continuation_ids: IntArray | Sequence[int], max_length: int
+) -> Fitted:
     """Cut context and continuation on their left to what the window holds.
 
     The model sees at most `max_length` tokens, and the last continuation token is predicted, not seen:
     context `abc`, continuation `de`, 3 positions: `bcd` goes in, `de` is scored. A continuation that
     fills the window on its own is scored from its second token that fits.
+
+    Args:
+        context_ids: at least one id. An int32 array is not copied: what is kept of it is a view, or itself.
+        continuation_ids: at least one id; likewise.
+        max_length: the window in tokens.
     """
-    whole = pair.context_ids + pair.continuation_ids
-    kept = whole[-(max_length + 1) :]
-    scored = min(len(pair.continuation_ids), len(kept) - 1)
-    request = ScoringRequest(tuple(kept[: len(kept) - scored]), tuple(kept[len(kept) - scored :]))
-    return Fitted(request, len(kept) < len(whole), scored < len(pair.continuation_ids))
+    context = np.asarray(context_ids, dtype=np.int32)
+    continuation = np.asarray(continuation_ids, dtype=np.int32)
+    room = max_length + 1 - continuation.size
+    if room >= context.size:
+        return Fitted(ScoringRequest(context, continuation), context_cut=False, continuation_cut=False)
+    if room >= 1:
+        return Fitted(ScoringRequest(context[-room:], continuation), context_cut=True, continuation_cut=False)
+    kept = continuation[-(max_length + 1) :]
+    return Fitted(ScoringRequest(kept[:1], kept[1:]), context_cut=True, continuation_cut=True)
 
 
-def fit_prompt(ids: list[int], max_tokens: int, max_length: int) -> Prompt:
+def fit_prompt(ids: IntArray, max_tokens: int, max_length: int) -> Prompt:
     """Prompt and answer length that fit in the window together.
 
     The prompt loses tokens on its left, as with lm-eval's `hf` backend. Only an answer as long as the

@@ -17,23 +17,24 @@ from mlx import nn
 
 from mlx_eval import config
 from mlx_eval.engine.decode import Decoder
-from mlx_eval.engine.plan import plan_scoring
+from mlx_eval.engine.known import sharing_of
 from mlx_eval.engine.score import Scorer
 from mlx_eval.errors import MissingDependencyError, ModelError
 from mlx_eval.harness.chat import ChatTemplate
-from mlx_eval.harness.encoding import Encoder, Pair, fit_request, hf_tokenizer
+from mlx_eval.harness.encoding import Encoder, fit_request, hf_tokenizer
 from mlx_eval.harness.progress import TokenProgress
 from mlx_eval.harness.prompts import GenerationLimits, generation_requests
 from mlx_eval.harness.statistics import RunStatistics
-from mlx_eval.harness.wrapping import as_loaded, check_ids, num_rows, thinking_of, whole_number, window_length
+from mlx_eval.harness.wrapping import as_loaded, check_ids, row_ceiling, thinking_of, whole_number, window_length
+from mlx_eval.models.head import RowHead
 from mlx_eval.models.loaded import LoadedModel
-from mlx_eval.records import Generation, GenerationRequest, Score, ScoringRequest
+from mlx_eval.records import Generation, GenerationRequest, IntArray, Score, ScoringRequest
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-EncodedPair = tuple[tuple[str, str] | None, list[int], list[int]]
-"""lm-eval's (texts or None, context ids, continuation ids)."""
+EncodedPair = tuple[tuple[str, str] | None, Sequence[int] | IntArray, Sequence[int] | IntArray]
+"""lm-eval's (texts or None, context ids, continuation ids), the ids as its lists or as arrays."""
 
 
 class MLXEvalLM:
@@ -73,7 +74,7 @@ class MLXEvalLM:
         Args:
             model: from `load_model` or `convert_torch`, or any mlx-lm model together with `tokenizer`.
             tokenizer: a transformers tokenizer or mlx-lm's wrapper of one.
-            batch_size: rows computed together; "auto" is the default number.
+            batch_size: the most rows computed together; "auto": as many as memory allows.
             max_length: context window in tokens; None: the model's own.
             max_gen_toks: tokens generated where a task sets no limit.
             add_bos_token: whether texts get a BOS; None: as the tokenizer does.
@@ -93,7 +94,7 @@ class MLXEvalLM:
         loaded = as_loaded(model, tokenizer)
         self.loaded = loaded
         self.tokenizer = hf_tokenizer(loaded.tokenizer)
-        self._batch_size = num_rows(batch_size)
+        self._most_rows = row_ceiling(batch_size)
         self._max_length = window_length(max_length, loaded)
         self.max_gen_toks = whole_number("max_gen_toks", max_gen_toks, 1)
         self.seed = whole_number("seed", seed, 0)
@@ -111,19 +112,19 @@ class MLXEvalLM:
     # ---------------------------------------------------------------- what lm-eval asks about the model
 
     @property
-    def batch_size(self) -> int:
-        """Rows computed together."""
-        return self._batch_size
+    def batch_size(self) -> int | str:
+        """The most rows computed together; "auto": as many as memory allows."""
+        return "auto" if self._most_rows is None else self._most_rows
 
     @contextmanager
     def in_batches_of(self, batch_size: int | str) -> Iterator[None]:
-        """Compute that many rows together while the block runs."""
-        before = self._batch_size
-        self._batch_size = num_rows(batch_size)
+        """Compute at most that many rows together while the block runs."""
+        before = self._most_rows
+        self._most_rows = row_ceiling(batch_size)
         try:
             yield
         finally:
-            self._batch_size = before
+            self._most_rows = before
 
     @property
     def max_length(self) -> int:
@@ -172,7 +173,7 @@ class MLXEvalLM:
         self, string: str, add_special_tokens: bool | None = None, left_truncate_len: int | None = None
     ) -> list[int]:
         """Ids of a text; BOS at most once. `left_truncate_len` keeps that many of them, the last."""
-        ids = self._encoder.encode(string, add_special_tokens)
+        ids: list[int] = self._encoder.encode(string, add_special_tokens).tolist()
         return ids[-left_truncate_len:] if left_truncate_len else ids
 
     def tok_decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -182,7 +183,7 @@ class MLXEvalLM:
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         pair = self._encoder.pairs([(context, continuation)])[0]
-        return pair.context_ids, pair.continuation_ids
+        return pair.context_ids.tolist(), pair.continuation_ids.tolist()
 
     # ---------------------------------------------------------------- log-likelihood
 
@@ -209,10 +210,10 @@ class MLXEvalLM:
         fitted: list[ScoringRequest] = []
         shorter = partial = 0
         for index, (_texts, context_ids, continuation_ids) in enumerate(requests):
-            if not continuation_ids:
+            if not len(continuation_ids):
                 self._remember("loglikelihood", requests[index][0], answers[index])
                 continue
-            one = fit_request(Pair(context_ids, continuation_ids), self.max_length)
+            one = fit_request(context_ids, continuation_ids, self.max_length)
             shorter += one.context_cut and not one.continuation_cut
             partial += one.continuation_cut
             scored.append(index)
@@ -236,9 +237,9 @@ class MLXEvalLM:
         """Log-probability of each whole text in nats, every token predicted once."""
         self.statistics.requests["loglikelihood_rolling"] += len(requests)
         with self.statistics.timed("encode"):
-            windows = [
-                self._encoder.rolling_windows(request.args[0], self.max_length) for request in requests
-            ]
+            windows = self._encoder.rolling_windows_all(
+                [request.args[0] for request in requests], self.max_length
+            )
         owners = [index for index, own in enumerate(windows) for _ in own]
         missing = [len(own) for own in windows]
         totals = [0.0] * len(requests)
@@ -272,11 +273,19 @@ class MLXEvalLM:
         """Have the engine score requests, count what it costs."""
         if not requests:
             return
-        check_ids((max(one.context_ids + one.continuation_ids) for one in requests), self.loaded)
-        plan = plan_scoring(requests, self._scorer.most_rows(self.batch_size))
+        check_ids((ids for one in requests for ids in (one.context_ids, one.continuation_ids)), self.loaded)
         statistics = self.statistics
-        statistics.tokens.update(naive=plan.naive_tokens, computed=plan.planned_tokens, padding=plan.padding)
-        statistics.forwards += len(plan.batches)
+        with statistics.timed("self_test"):
+            scorer = self._scorer
+        with statistics.timed("plan"):
+            plan = scorer.plan(requests, self._most_rows)
+        statistics.tokens.update(
+            naive=plan.naive_tokens,
+            unique=plan.unique_tokens,
+            computed=plan.planned_tokens,
+            padding=plan.padding,
+        )
+        statistics.forwards += plan.num_forwards
         undefined = 0
 
         def check(index: int, score: Score) -> None:
@@ -285,7 +294,7 @@ class MLXEvalLM:
             on_score(index, score)
 
         with statistics.timed("score"), TokenProgress(name, plan.planned_tokens, disable_tqdm) as progress:
-            self._scorer.run(plan, requests, check, progress.add)
+            scorer.run(plan, requests, check, progress.add)
         if undefined == len(requests):
             raise ModelError(
                 f"every log-probability of {self.loaded.source} is NaN: its weights are damaged, or overflow in "
@@ -295,7 +304,8 @@ class MLXEvalLM:
 
     @functools.cached_property
     def _scorer(self) -> Scorer:
-        return Scorer(self.loaded.model)
+        head = RowHead(self.loaded.model, config.LOGITS_BYTES)
+        return Scorer(self.loaded.model, head, sharing_of(self.loaded, head))
 
     @functools.cached_property
     def _decoder(self) -> Decoder:
@@ -333,7 +343,7 @@ class MLXEvalLM:
         ):
             self._decoder.run(
                 distinct,
-                batch_size=self.batch_size,
+                batch_size=self._most_rows or config.DECODE_ROWS,
                 decode=self._encoder.decode,
                 eos_token_ids=frozenset(self.loaded.tokenizer.eos_token_ids),
                 on_generation=answer,
@@ -367,8 +377,8 @@ class MLXEvalLM:
         return fitted.requests
 
     def _remember(self, kind: str, arguments: Any, answer: Any) -> None:
-        """Tell lm-eval's response cache, when there is one."""
-        if arguments is not None:
+        """Tell lm-eval's response cache, when there is one; damaged answers are not to be met again."""
+        if arguments is not None and not _is_nan(answer):
             self.cache_hook.add_partial(kind, arguments, answer)  # type: ignore[attr-defined]  # from lm_eval's LM
 
     # ---------------------------------------------------------------- from lm-eval's command line
@@ -391,6 +401,12 @@ class MLXEvalLM:
         from lm_eval.utils import simple_parse_args_string
 
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+
+def _is_nan(answer: Any) -> bool:
+    """Whether a log-probability, alone or with its is_greedy, is not a number."""
+    number = answer[0] if isinstance(answer, tuple) else answer
+    return isinstance(number, float) and math.isnan(number)
 
 
 @functools.cache

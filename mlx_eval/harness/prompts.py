@@ -59,7 +59,7 @@ def generation_requests(
     start = limits.thinking.start if limits.thinking else None
     requests = [
         GenerationRequest(
-            prompt_ids=tuple(prompt.ids),
+            prompt_ids=tuple(prompt.ids.tolist()),
             max_tokens=prompt.max_tokens,
             stop=tuple(text for text in dict.fromkeys((*wanted.stop, limits.eos_text)) if text),
             sampling=sampling,

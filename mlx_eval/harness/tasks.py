@@ -52,8 +52,9 @@ def task_manager(
 ) -> TaskManager:
     """lm-eval's task manager with the demo tasks and those below the folders in `include_path`.
 
-    Reading lm-eval's own 14,000 task files takes several seconds; without `include_defaults` they are
-    left out. `metadata` goes to every task, as in lm-eval.
+    Reading lm-eval's own 14,000 task files takes seconds the first time, less than half a second once
+    they are in the cache; without `include_defaults` they are left out. `metadata` goes to every task,
+    as in lm-eval.
 
     Raises:
         MissingDependencyError: lm-eval is not installed.
@@ -63,12 +64,20 @@ def task_manager(
     for folder in folders:
         if not folder.is_dir():
             raise InvalidOptionError(f"include_path must be a folder of task files; {folder} is none")
-    manager_class = _manager_class()
-    for folder in folders:
-        _warn_of_broken_files(folder)
-    return manager_class(
-        include_path=[DEMO_TASKS, *folders], include_defaults=include_defaults, metadata=metadata
-    )
+    manager_class = import_task_manager()
+    from mlx_eval.harness.index import fill, index_folders, own_folder
+
+    own = [own_folder()] if include_defaults else []
+    files = index_folders([*own, DEMO_TASKS, *folders])
+    for path, error in files.broken.items():
+        if any(path.is_relative_to(folder) for folder in folders):
+            logger.warning("left out: %s", _unreadable(path, error))
+    for name, (path, other) in files.overridden.items():
+        logger.warning("%s is read from %s, which goes before %s", name, path, other)
+    manager = manager_class(include_defaults=False, metadata=metadata)
+    fill(manager, files.entries)
+    manager.include_path = [DEMO_TASKS, *folders]
+    return manager
 
 
 def resolve_tasks(names: str | Iterable[str], manager: TaskManager) -> list[str]:
@@ -142,7 +151,12 @@ def _as_list(value: Any) -> list[Any]:
     return [value] if isinstance(value, str | Path) else list(value)
 
 
-def _manager_class() -> type[TaskManager]:
+def import_task_manager() -> type[TaskManager]:
+    """lm-eval's class, and with it most of what a run imports of lm-eval.
+
+    Raises:
+        MissingDependencyError: lm-eval is not installed.
+    """
     try:
         from lm_eval.tasks import TaskManager
     except ModuleNotFoundError as error:
@@ -153,28 +167,25 @@ def _manager_class() -> type[TaskManager]:
     return manager
 
 
-def _warn_of_broken_files(folder: Path) -> None:
-    """Name the user's task files that lm-eval would pass over in silence."""
-    for path in sorted(folder.glob("**/*.yaml")):
-        try:
-            _load_yaml(path)
-        except InputError as error:
-            logger.warning("left out: %s", error)
-
-
 def _load_yaml(path: Path) -> dict[str, Any]:
     """One task file with what it includes; functions stay names."""
-    import yaml  # type: ignore[import-untyped]  # no type marker
     from lm_eval.tasks._yaml_loader import load_yaml
+
+    from mlx_eval.harness.index import FILE_FAULTS
 
     try:
         config: dict[str, Any] = load_yaml(path, resolve_func=False)
-    except OSError as error:
-        raise InputError(f"the task file {path} cannot be read: {error.strerror or error}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"the task file {path} is not a YAML task file: {reason}") from error
+    except FILE_FAULTS as error:
+        raise _unreadable(path, error) from error
     return config
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    """What is wrong with a task file that lm-eval's loader has refused."""
+    if isinstance(error, OSError):
+        return InputError(f"the task file {path} cannot be read: {error.strerror or error}")
+    reason = " ".join(str(error).split())
+    return InputError(f"the task file {path} is not a YAML task file: {reason}")
 
 
 def _is_task(config: Mapping[str, Any]) -> bool:

@@ -7,6 +7,8 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from mlx import nn
 
 from mlx_eval import config
@@ -40,14 +42,14 @@ def as_loaded(model: LoadedModel | nn.Module, tokenizer: Any) -> LoadedModel:
     return LoadedModel(model, wrap_tokenizer(tokenizer, settings.get("eos_token_id")), settings, "in memory")
 
 
-def num_rows(batch_size: int | str) -> int:
-    """Rows of a batch from `8`, `"8"`, `"auto"` or `"auto:4"`.
+def row_ceiling(batch_size: int | str) -> int | None:
+    """The most rows computed together, from `8`, `"8"`, `"auto"` or `"auto:4"`; None: as many as memory allows.
 
     Raises:
         InvalidOptionError: it is none of these, or less than 1.
     """
     if isinstance(batch_size, str) and batch_size.split(":")[0] == "auto":
-        return config.BATCH_SIZE
+        return None
     return whole_number("batch_size", batch_size, 1)
 
 
@@ -86,8 +88,12 @@ def window_length(max_length: Any, loaded: LoadedModel) -> int:
     return length
 
 
-def check_ids(ids: Iterable[int], loaded: LoadedModel) -> None:
+def check_ids(ids: Iterable[npt.ArrayLike], loaded: LoadedModel) -> None:
     """Refuse token ids that the model has no embedding for: MLX would read foreign memory.
+
+    Args:
+        ids: arrays or sequences of ids, or single ids.
+        loaded: the model that will be given them.
 
     Raises:
         ModelError: the tokenizer has made one.
@@ -95,7 +101,7 @@ def check_ids(ids: Iterable[int], loaded: LoadedModel) -> None:
     size = loaded.vocab_size
     if size is None:
         return
-    highest = max(ids, default=0)
+    highest = max((int(np.max(some, initial=0)) for some in ids), default=0)
     if highest >= size:
         token = hf_tokenizer(loaded.tokenizer).convert_ids_to_tokens(highest)
         raise ModelError(

@@ -41,6 +41,10 @@ class RowHead:
         probe = mx.array(PROBE_IDS)
         path = _last_hidden_module(model, probe)
         full = _call(model, probe)
+        self.vocab_size: int = full.shape[-1]
+        """V, the width of the logits."""
+        self.dtype: mx.Dtype = full.dtype
+        """Type of the logits."""
         self.max_rows = max(1, logits_bytes // (4 * full.shape[-1]))
         """Rows [V] of logits computed at once."""
         self._split = None if path is None else _replace_module(model, path, self._apply_hook)

@@ -379,6 +379,23 @@ def test_bos_exactly_once_in_log_likelihoods(name: str) -> None:
     assert continuation == lm.tok_encode(" brown", add_special_tokens=False)
 
 
+def test_lm_eval_is_given_lists_of_ids() -> None:
+    """It joins them with `+` and compares them."""
+    lm = backend("plain")
+    assert lm.tok_encode("the quick", left_truncate_len=1) == lm.tok_encode("the quick")[-1:]
+    for ids in (lm.tok_encode("the quick"), *lm._encode_pair("the", " quick")):
+        assert isinstance(ids, list)
+        assert all(type(token) is int for token in ids)
+
+
+def test_lists_and_arrays_of_ids_score_alike() -> None:
+    lm = backend("plain", max_length=4)
+    pairs = [([7, 8, 9, 10], [11, 12]), ([7], []), ([7], [8, 9, 10, 11, 12, 13])]
+    as_lists: list[Any] = [(None, *pair) for pair in pairs]
+    as_arrays: list[Any] = [(None, *(np.array(ids, dtype=np.int32) for ids in pair)) for pair in pairs]
+    assert lm._loglikelihood_tokens(as_arrays) == lm._loglikelihood_tokens(as_lists)
+
+
 def test_add_bos_token_is_obeyed_against_the_tokenizer() -> None:
     (bos,) = bpe_tokenizer().encode(BOS)
     assert backend("plain", add_bos_token=True).tok_encode("the")[0] == bos

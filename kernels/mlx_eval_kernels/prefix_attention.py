@@ -1,0 +1,102 @@
+"""Attention of many rows to one prefix that is stored once, and of each row to its own keys and values.
+
+The two parts are computed apart and merged by the logsumexp of their scores, which is exact: the softmax over
+both is the mean of the two softmaxes, weighted by the sums of their exponentials (Hydragen, arXiv 2402.05099).
+All rows read the prefix as one long row of queries, so its keys and values are never copied.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import mlx.core as mx
+
+SCORES_BYTES: Final = 2**28
+"""The largest block of float32 scores of queries against the prefix that is held at once."""
+
+
+def prefix_attention(
+    queries: mx.array,
+    prefix_keys: mx.array,
+    prefix_values: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+) -> mx.array:
+    """Attend to a common prefix and to own keys, with grouped-query heads.
+
+    Args:
+        queries: [B, G * H, T, D], G of them for each head of keys.
+        prefix_keys: [1, H, P, D], P at least one; every query sees all of them.
+        prefix_values: [1, H, P, E]
+        keys: [B, H, S, D] of each row itself, the last T of them for the queries' own tokens.
+        values: [B, H, S, E]
+        scale: of the products of queries and keys.
+        mask: which of `keys` a query sees, at least one: boolean, broadcastable to [B, 1, T, S]; "causal": those up to its
+            own token; None: all.
+
+    Returns:
+        [B, G * H, T, E] in the type of `queries`; the sums are taken in float32.
+
+    Raises:
+        ValueError: the shapes do not fit together.
+    """
+    batch, num_queries, length, width = queries.shape
+    heads = keys.shape[1]
+    if num_queries % heads or prefix_keys.shape[:2] != (1, heads) or keys.shape[0] != batch:
+        raise ValueError(
+            f"prefix_attention takes queries [B, G * H, T, D], a prefix [1, H, P, D] and keys [B, H, S, D], "
+            f"not {queries.shape}, {prefix_keys.shape} and {keys.shape}"
+        )
+    groups = num_queries // heads
+    grouped = (queries * scale).reshape(batch, heads, groups, length, width)
+    as_one = grouped.transpose(1, 2, 0, 3, 4).reshape(1, heads, groups * batch * length, width)
+    far, far_sum = _in_blocks(as_one, prefix_keys, prefix_values)
+    far, far_sum = (
+        part.reshape(heads, groups, batch, length, -1).transpose(2, 0, 1, 3, 4) for part in (far, far_sum)
+    )  # [B, H, G, T, E], [B, H, G, T, 1]
+    near, near_sum = _attend(
+        grouped.reshape(batch, heads, groups * length, width), keys, values, _grouped_mask(mask, groups, keys, length)
+    )
+    near = near.reshape(far.shape)
+    weight = mx.sigmoid(far_sum - near_sum.reshape(far_sum.shape))
+    merged = far * weight + near * (1 - weight)
+    return merged.astype(queries.dtype).reshape(batch, num_queries, length, -1)
+
+
+def _in_blocks(queries: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    """`_attend` without a mask, so many queries at a time that their scores stay small."""
+    size = max(1, SCORES_BYTES // (4 * keys.shape[1] * keys.shape[2]))
+    starts = range(0, queries.shape[2], size)
+    parts = [_attend(queries[:, :, start : start + size], keys, values, None) for start in starts]
+    if len(parts) == 1:
+        return parts[0]
+    return mx.concatenate([part for part, _ in parts], axis=2), mx.concatenate([part for _, part in parts], axis=2)
+
+
+def _attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> tuple[mx.array, mx.array]:
+    """Softmax attention [B, H, N, E] and the logsumexp of its scores [B, H, N, 1], both float32."""
+    scores = (queries @ keys.swapaxes(-1, -2)).astype(mx.float32)  # [B, H, N, S]
+    if mask is not None:
+        scores = mx.where(mask, scores, -mx.inf)
+    top = mx.max(scores, axis=-1, keepdims=True)
+    terms = mx.exp(scores - top)
+    total = mx.sum(terms, axis=-1, keepdims=True)
+    mixed = (terms.astype(values.dtype) @ values).astype(mx.float32)
+    return mixed / total, top + mx.log(total)
+
+
+def _grouped_mask(mask: mx.array | str | None, groups: int, keys: mx.array, length: int) -> mx.array | None:
+    """[B or 1, 1, G * T, S] for queries whose groups stand behind one another."""
+    if mask is None:
+        return None
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise ValueError(f'mask is an array, "causal" or None, not {mask!r}')
+        size = keys.shape[2]
+        mask = mx.arange(size - length, size)[:, None] >= mx.arange(size)
+    while mask.ndim < 4:
+        mask = mask[None]
+    return mx.tile(mask, (1, 1, groups, 1))

@@ -1,0 +1,76 @@
+"""Has a model's attention read a prefix that is stored once: the seam that mlx-lm does not have.
+
+mlx-lm's model modules import one function by name, `scaled_dot_product_attention`. While a `with` block runs,
+that name in the modules of the loaded model stands for a function of ours, which looks at the cache object
+that it is given and leaves every other call to the original. Whether the model's attention goes through
+that name at all is found by the self-test at load (`sharing.py`).
+
+Only the calls that build the graph need the block, not the evaluation; no two models may be run at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_eval_kernels import prefix_attention
+
+from mlx_eval.engine.kv import BranchCache
+
+NAME = "scaled_dot_product_attention"
+
+
+@contextlib.contextmanager
+def prefix_attention_in(model: nn.Module) -> Iterator[None]:
+    """Let the attention of `model` read the prefixes of `BranchCache` objects while the block runs."""
+    from mlx_lm.models import base
+
+    original = getattr(base, NAME)
+    modules = [module for module in _modules_of(model) if getattr(module, NAME, None) is original]
+    for module in modules:
+        setattr(module, NAME, _attention)
+    try:
+        yield
+    finally:
+        for module in modules:
+            setattr(module, NAME, original)
+
+
+def _modules_of(model: nn.Module) -> list[types.ModuleType]:
+    """The Python modules that define the classes of a model's layers."""
+    names = {base.__module__ for layer in model.modules() for base in type(layer).__mro__}
+    return [sys.modules[name] for name in sorted(names) if name in sys.modules]
+
+
+def _attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    cache: Any,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """What the name stands for; arguments as in mlx-lm."""
+    from mlx_lm.models import base
+
+    if not (isinstance(cache, BranchCache) and cache.splits_attention and cache.prefix is not None):
+        attended: mx.array = base.scaled_dot_product_attention(
+            queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
+        )
+        return attended
+    prefix_keys, prefix_values = cache.prefix
+    whole = cache.layout.prefix_len + keys.shape[-2]
+    has_prefix_columns = isinstance(mask, mx.array) and mask.shape[-1] == whole
+    is_plain = mask is None or isinstance(mask, str) or mask.dtype == mx.bool_
+    if sinks is None and is_plain and not has_prefix_columns:
+        return prefix_attention(queries, prefix_keys, prefix_values, keys, values, scale=scale, mask=mask)
+    keys, values = cache.with_prefix(keys, values)
+    if not has_prefix_columns:
+        mask = cache.whole_mask(mask)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)

@@ -1,0 +1,71 @@
+"""What a batch may take of the device's memory. Knows the device and the model's sizes, no tokens.
+
+On Metal the budget is what the system recommends as a working set, on Linux what memory is available now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+import mlx.core as mx
+from mlx import nn
+
+from mlx_eval import config
+from mlx_eval.engine.plan import CacheSize, Limits
+
+OUT_OF_MEMORY: Final = ("[malloc", "[metal::malloc", "Insufficient Memory", "OutOfMemory", "std::bad_alloc")
+"""Parts of the messages that MLX raises when memory runs out."""
+
+
+def scoring_limits(cache: CacheSize, batch_size: int | None = None) -> Limits:
+    """Limits for the memory that is free now.
+
+    Args:
+        cache: what the model keeps of each token.
+        batch_size: the most rows of a batch; None: as many as fit.
+    """
+    share = int(free_bytes() * config.KV_SHARE)
+    largest_buffer = mx.device_info().get("max_buffer_length")
+    if largest_buffer:
+        # keys of one layer are one buffer; layers are many, so this holds with room to spare
+        share = min(share, int(largest_buffer) * 8)
+    return Limits(
+        max_rows=config.MAX_ROWS if batch_size is None else batch_size,
+        kv_bytes=max(share, config.BATCH_TOKENS * cache.token_bytes + cache.row_bytes),
+    )
+
+
+def free_bytes() -> int:
+    """Memory that arrays may still take."""
+    recommended = mx.device_info().get("max_recommended_working_set_size")
+    if recommended:
+        return max(0, int(recommended) - mx.get_active_memory())
+    return available_bytes()
+
+
+def available_bytes() -> int:
+    """Memory that programs can have without swapping, as Linux reports it; elsewhere a default."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return config.AVAILABLE_BYTES
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether MLX raised it because memory ran out."""
+    return any(part in str(error) for part in OUT_OF_MEMORY)
+
+
+@contextlib.contextmanager
+def wired(model: nn.Module) -> Iterator[None]:
+    """Keep the model's memory from being paged out while the block runs, as mlx-lm does on macOS."""
+    from mlx_lm.generate import wired_limit
+
+    with wired_limit(model):
+        yield

@@ -1,0 +1,226 @@
+"""Runs the batches of a scoring plan: one evaluation a batch, the head on the rows that predict scored tokens.
+
+Knows token ids, a plan, the model and its caches; decides nothing. While the device computes a batch, the next
+one is put together: results are read one batch late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+from mlx import nn
+from mlx_eval_kernels import NO_TARGET, logprob
+
+from mlx_eval.engine import attention, kv
+from mlx_eval.engine.plan import Batch, RowKey, ScoringPlan
+from mlx_eval.models.head import RowHead
+from mlx_eval.records import Score, ScoringRequest
+
+OnScore = Callable[[int, Score], None]
+OnTokens = Callable[[int], None]
+Int32Array = npt.NDArray[np.int32]
+
+
+class Tally:
+    """Adds up the log-probabilities of requests whose tokens come from several batches."""
+
+    def __init__(self, requests: Sequence[ScoringRequest], on_score: OnScore) -> None:
+        self.missing = np.array([request.continuation_ids.size for request in requests])
+        """Tokens that each request still waits for."""
+        self._sums = np.zeros(len(requests))
+        self._greedy = np.ones(len(requests), dtype=np.bool_)
+        self._on_score = on_score
+
+    def add(self, request: int, logprobs: npt.NDArray[np.float64], is_greedy: bool) -> None:
+        """Take the tokens that one row predicts of a request."""
+        self._sums[request] += logprobs.sum()
+        self._greedy[request] &= is_greedy
+        self.missing[request] -= logprobs.size
+        if self.missing[request] == 0:
+            self._on_score(request, Score(float(self._sums[request]), bool(self._greedy[request])))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The scored positions of a batch, each once."""
+
+    flat: npt.NDArray[np.int64]
+    """[R] row * T + position, ascending."""
+    targets: Int32Array
+    """[R, K] ids predicted there, `NO_TARGET` where a position has fewer than K."""
+    answers: list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+    """(request, [n] indices r, [n] indices k) of each stretch of a continuation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A batch that the device is computing."""
+
+    batch: Batch
+    wanted: _Wanted
+    order: list[int]
+    """Which r each result row is."""
+    blocks: list[tuple[mx.array, mx.array]]
+    """(log-probabilities [r, K], argmax [r])"""
+
+
+class Executor:
+    """One pass through a plan, with the KV that is held."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: RowHead,
+        factory: kv.CacheFactory,
+        plan: ScoringPlan,
+        requests: Sequence[ScoringRequest],
+        tally: Tally,
+        on_tokens: OnTokens = lambda count: None,
+    ) -> None:
+        """Prepare for one run.
+
+        Args:
+            model: an mlx-lm model.
+            head: of the same model.
+            factory: makes its caches, as the plan's `Sharing` says.
+            plan: made from `requests`.
+            requests: as given to the planner.
+            tally: takes the log-probabilities.
+            on_tokens: called with the number of tokens of each batch as it is done, padding aside.
+        """
+        self._model = model
+        self._head = head
+        self._factory = factory
+        self._plan = plan
+        self._requests = requests
+        self._tally = tally
+        self._on_tokens = on_tokens
+        self._states: dict[int, kv.State] = {}
+        self._prefixes: dict[RowKey, kv.Prefix] = {}
+
+    def run(self) -> None:
+        """Run every batch."""
+        running: _Running | None = None
+        splits = self._factory.splits_attention
+        with attention.prefix_attention_in(self._model) if splits else contextlib.nullcontext():
+            for index, batch in enumerate(self._plan.batches):
+                started = self._start(index, batch)
+                if running is not None:
+                    self._finish(running)
+                running = started
+            if running is not None:
+                self._finish(running)
+
+    def _start(self, index: int, batch: Batch) -> _Running:
+        """Send a batch to the device without waiting for it."""
+        wanted = _wanted_positions(batch, self._requests)
+        layout, caches = self._caches(batch)
+        kv.prepare(caches, layout.lengths, batch.length)
+        order: list[int] = []
+        blocks: list[tuple[mx.array, mx.array]] = []
+        tokens = mx.array(self._plan.token_array(batch))  # [B, T]
+        for begin in range(0, batch.length, self._plan.limits.step):
+            piece = tokens[:, begin : begin + self._plan.limits.step]
+            end = begin + piece.shape[1]
+            rows, positions = np.divmod(wanted.flat, batch.length)
+            here = np.flatnonzero((positions >= begin) & (positions < end))
+            if here.size == 0:
+                self._model(piece, cache=caches)
+            else:
+                flat = rows[here] * piece.shape[1] + positions[here] - begin
+                blocks += self._score(piece, flat, wanted.targets[here], caches)
+                order += here.tolist()
+            if end < batch.length:
+                mx.eval(kv.arrays_of(caches))
+        kv.finalize(caches)
+        self._keep(index, batch, kv.State(layout, batch.length, caches))
+        return _Running(batch, wanted, order, blocks)
+
+    def _score(
+        self, piece: mx.array, flat: npt.NDArray[np.int64], targets: Int32Array, caches: list[Any]
+    ) -> Iterator[tuple[mx.array, mx.array]]:
+        """Log-probabilities and argmax for the flattened positions `flat` of `piece` [B, t], in blocks."""
+        done = 0
+        for logits in self._head.logits(piece, mx.array(flat), caches):
+            result = logprob(logits, mx.array(targets[done : done + logits.shape[0]]))
+            done += logits.shape[0]
+            mx.async_eval(result.logprob, result.argmax)
+            yield result.logprob, result.argmax
+
+    def _caches(self, batch: Batch) -> tuple[kv.Layout, list[Any]]:
+        """Where the rows of a batch stand, and the cache objects that they go on from."""
+        rows = batch.rows
+        parents: dict[int, list[int]] = {}
+        for row in rows:
+            if row.parent is not None:
+                parents.setdefault(row.parent.batch, []).append(row.parent.row)
+        sources = [(self._states[key], np.array(taken, np.int32)) for key, taken in parents.items()]
+        layout = kv.next_layout(
+            np.array([row.start for row in rows], np.int32),
+            np.array([row.length for row in rows], np.int32),
+            batch.prefix_len,
+            sources,
+        )
+        prefix = None if batch.prefix is None else self._prefixes[batch.prefix]
+        return layout, self._factory.start(layout, prefix, sources)
+
+    def _keep(self, index: int, batch: Batch, state: kv.State) -> None:
+        """Hold what later batches go on from, drop what none needs any more."""
+        before = None if batch.prefix is None else self._prefixes[batch.prefix]
+        if batch.is_parent:
+            self._states[index] = state
+            mx.async_eval(kv.arrays_of(state.caches))
+        for row in batch.new_prefixes:
+            prefix = self._factory.prefix(state, row, before)
+            self._prefixes[RowKey(index, row)] = prefix
+            mx.async_eval(prefix.arrays())
+        for key in batch.frees:
+            if isinstance(key, RowKey):
+                del self._prefixes[key]
+            else:
+                del self._states[key]
+
+    def _finish(self, running: _Running) -> None:
+        """Wait for a batch and hand out its scores."""
+        wanted = running.wanted
+        if running.blocks:
+            scores = np.empty(wanted.targets.shape, dtype=np.float64)
+            best = np.empty(len(wanted.targets), dtype=np.int64)
+            scores[running.order] = np.concatenate([np.array(values) for values, _ in running.blocks])
+            best[running.order] = np.concatenate([np.array(argmax) for _, argmax in running.blocks])
+            for request, r, k in wanted.answers:
+                self._tally.add(request, scores[r, k], bool((best[r] == wanted.targets[r, k]).all()))
+        self._on_tokens(running.batch.num_tokens)
+
+
+def _wanted_positions(batch: Batch, requests: Sequence[ScoringRequest]) -> _Wanted:
+    """Which positions of a batch predict scored tokens."""
+    targets: dict[int, dict[int, int]] = {}  # flat position -> token -> k
+    length = batch.length
+    stretches: list[tuple[int, int, list[int], list[int]]] = []
+    for row_index, row in enumerate(batch.rows):
+        for answer in row.answers:
+            request = requests[answer.request]
+            ids = request.continuation_ids[answer.first : answer.stop].tolist()
+            begin = row_index * length + request.context_ids.size - 1 + answer.first - row.start
+            columns = []
+            for offset, token in enumerate(ids):
+                known = targets.setdefault(begin + offset, {})
+                columns.append(known.setdefault(token, len(known)))
+            stretches.append((answer.request, begin, ids, columns))
+    flat = np.array(sorted(targets), dtype=np.int64)
+    width = max((len(known) for known in targets.values()), default=0)
+    array = np.full((flat.size, width), NO_TARGET, dtype=np.int32)
+    for r, place in enumerate(flat.tolist()):
+        array[r, : len(targets[place])] = list(targets[place])
+    answers = []
+    for request_index, begin, ids, columns in stretches:
+        first = int(np.searchsorted(flat, begin))
+        answers.append((request_index, np.arange(first, first + len(ids)), np.array(columns, dtype=np.int64)))
+    return _Wanted(flat, array, answers)

@@ -1,0 +1,200 @@
+"""How far a model's rows may share prefixes and batches: asked of the model itself, as no class or name tells.
+
+Knows a model and the engine; knows neither requests of a user nor text. A small forest of a few dozen tokens is
+scored in every way that the engine has, the fastest first, and compared with each row alone from its first
+token, in mlx-lm's own caches; the first way that gives the same numbers is taken. mlx-lm computes some models
+wrongly in some of these ways, loudly or silently (docs/architecture.md has the table).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+
+from mlx_eval.engine.execute import Executor, Tally
+from mlx_eval.engine.kv import CacheFactory, arrays_of
+from mlx_eval.engine.plan import CacheSize, Level, Limits, Sharing, plan_scoring
+from mlx_eval.models.head import RowHead
+from mlx_eval.records import ScoringRequest
+
+FAILURES: Final = (ValueError, TypeError, AttributeError, IndexError, RuntimeError, NotImplementedError)
+"""What a model that cannot be run in some way may raise."""
+PROBE_LIMITS: Final = Limits(max_rows=8, batch_tokens=48)
+"""So small that the probe has a prefix, copies of parents and padded rows, several batches of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to run a forest."""
+
+    level: Level
+    branches: bool
+    """Whether keys and values are kept in `BranchCache`."""
+    splits_attention: bool
+    """Whether attention reads a prefix that is stored once."""
+
+
+WAYS: Final = (
+    Way(Level.RAGGED, branches=True, splits_attention=True),
+    Way(Level.RAGGED, branches=True, splits_attention=False),
+    Way(Level.EQUAL, branches=True, splits_attention=True),
+    Way(Level.EQUAL, branches=True, splits_attention=False),
+    Way(Level.EQUAL, branches=False, splits_attention=False),
+    Way(Level.ROWS, branches=False, splits_attention=False),
+    Way(Level.ALONE, branches=False, splits_attention=False),
+)
+"""The fastest first; the last is what all others are compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSharing:
+    """What the self-test found."""
+
+    way: Way
+    keys_only: bool
+    """See `plan.Sharing`."""
+    cache: CacheSize
+    findings: tuple[str, ...] = ()
+    """A line for each way that does not hold, and why."""
+
+    @property
+    def sharing(self) -> Sharing:
+        """For the planner."""
+        return Sharing(self.way.level, self.way.branches, self.keys_only)
+
+    def caches(self, model: Any) -> CacheFactory:
+        """For the executor."""
+        return _factory(model, self.way)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return {**asdict(self), "way": {**asdict(self.way), "level": self.way.level.name}}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> ModelSharing:
+        """From what `as_dict` wrote.
+
+        Raises:
+            KeyError, TypeError: it is something else.
+        """
+        way = Way(**{**stored["way"], "level": Level[stored["way"]["level"]]})
+        return cls(way, stored["keys_only"], CacheSize(**stored["cache"]), tuple(stored["findings"]))
+
+
+def test_sharing(model: nn.Module, head: RowHead) -> ModelSharing:
+    """Find the fastest way that gives the numbers of each row alone."""
+    requests = probe_requests(head.vocab_size)
+    alone = _scores(model, head, WAYS[-1], requests)
+    findings: list[str] = []
+    for way in WAYS[:-1]:
+        try:
+            together = _scores(model, head, way, requests)
+        except FAILURES as error:
+            findings.append(f"{describe(way)}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            continue
+        difference = _difference(alone, together)
+        if difference <= tolerance(head.dtype):
+            return _found(model, way, findings)
+        findings.append(f"{describe(way)}: differs from a row alone by {difference:.1e} of a standard deviation")
+    return _found(model, WAYS[-1], findings)
+
+
+def describe(way: Way) -> str:
+    """A way in words."""
+    return {
+        Level.RAGGED: "prefixes of any length",
+        Level.EQUAL: "prefixes of equal length",
+        Level.ROWS: "whole rows side by side",
+        Level.ALONE: "one row at a time",
+    }[way.level] + (
+        (", stored once and read by the attention" if way.splits_attention else ", stored once")
+        if way.branches
+        else (", copied to each row" if way.level is Level.EQUAL else "")
+    )
+
+
+def tolerance(dtype: mx.Dtype) -> float:
+    """Root mean square of the differences, relative to the scores' standard deviation, that is rounding.
+
+    Rounding differs with the shape of a batch and grows over the layers; a wrong mask or position changes
+    the first digit, padding that leaks into a recurrent state the third. Of float32's 7 digits 4 are asked
+    for, of bfloat16's 2 one.
+    """
+    return float(mx.finfo(dtype).eps) ** 0.6
+
+
+def probe_requests(vocab_size: int) -> list[ScoringRequest]:
+    """A forest of two prefixes with branches of unequal length, three levels deep."""
+    rng = np.random.default_rng(0)
+
+    def ids(count: int) -> list[int]:
+        return rng.integers(1, min(vocab_size, 1000), count).tolist()
+
+    requests = []
+    for length, branches in ((11, ((3, (1, 4, 2)), (6, (3, 1)), (4, (2, 5, 3)), (1, (2, 2)))), (7, ((5, (1, 3)),))):
+        stem = ids(length)
+        for branch_len, leaves in branches:
+            branch = stem + ids(branch_len)
+            requests += [ScoringRequest(branch, ids(leaf + 1)) for leaf in leaves]
+        requests += [ScoringRequest(stem, ids(leaf)) for leaf in (1, 2, 5)]
+    return requests
+
+
+def cache_size(model: nn.Module, factory: CacheFactory) -> CacheSize:
+    """Memory that one row takes, from the shapes of what the model would keep; nothing is computed."""
+    short, long = (_num_bytes(model, factory, length) for length in (256, 512))
+    token_bytes = max(0, long - short) // 256
+    return CacheSize(token_bytes=max(1, token_bytes), row_bytes=max(0, short - 256 * token_bytes))
+
+
+def _found(model: nn.Module, way: Way, findings: Sequence[str]) -> ModelSharing:
+    factory = _factory(model, way)
+    return ModelSharing(way, factory.keys_only, cache_size(model, factory), tuple(findings))
+
+
+def _factory(model: Any, way: Way) -> CacheFactory:
+    return CacheFactory(model, branches=way.branches, splits_attention=way.splits_attention)
+
+
+def _scores(
+    model: nn.Module, head: RowHead, way: Way, requests: Sequence[ScoringRequest]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    factory = _factory(model, way)
+    sharing = Sharing(way.level, way.branches, factory.keys_only)
+    plan = plan_scoring(requests, PROBE_LIMITS, sharing, split_tokens=1)
+    scores = np.empty(len(requests))
+
+    def note(index: int, score: Any) -> None:
+        scores[index] = score.logprob
+
+    Executor(model, head, factory, plan, requests, Tally(requests, note)).run()
+    return scores
+
+
+def _difference(
+    alone: np.ndarray[Any, np.dtype[np.float64]], together: np.ndarray[Any, np.dtype[np.float64]]
+) -> float:
+    """Root mean square, in standard deviations. A model that gives NaN alone has other troubles than batches."""
+    known = np.isfinite(alone)
+    if not known.any():
+        return 0.0
+    error = math.sqrt(float(np.mean((alone[known] - together[known]) ** 2)))
+    if math.isnan(error):
+        return math.inf
+    return error / max(float(np.std(alone[known])), 1e-30) if error else 0.0
+
+
+def _num_bytes(model: nn.Module, factory: CacheFactory, length: int) -> int:
+    from mlx_eval.engine.kv import Layout
+
+    one = np.zeros(1, np.int32)
+    layout = Layout(0, np.zeros((1, 0), np.int32), one, one + length)
+    caches = factory.start(layout, None, [])
+    model(mx.zeros((1, length), mx.int32), cache=caches)
+    return sum(array.nbytes for array in arrays_of(caches))
