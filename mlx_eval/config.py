@@ -39,15 +39,19 @@ KV_SHARE: Final = 0.5
 AVAILABLE_BYTES: Final = 4 * 2**30
 """Free memory where the system does not tell."""
 
-SPLIT_TOKENS: Final = 8
+SPLIT_TOKENS: Final = 16
 """What it costs to compute a prefix by itself and go on from it, in tokens: a shared prefix that saves fewer is
 computed again in each row."""
 
-FORWARD_TOKENS: Final = 64
+FORWARD_TOKENS: Final = 32
 """Padding that is rather computed than a forward pass more."""
 
-PADDING_SHARE: Final = 0.05
+PADDING_SHARE: Final = 0.03
 """Padding of a batch beyond that, for each token."""
+
+AHEAD_TOKENS: Final = 8192
+"""Tokens of KV that may wait until their rows go on: parents are computed first, so that their children, which
+are short, fill batches of one length."""
 
 PREFIX_COPIES: Final = 4096
 """Tokens of KV that are rather copied to rows than a forward pass more is made, so that several families share

@@ -34,8 +34,8 @@ def prefix_attention(
         keys: [B, H, S, D] of each row itself, the last T of them for the queries' own tokens.
         values: [B, H, S, E]
         scale: of the products of queries and keys.
-        mask: which of `keys` a query sees, at least one: boolean, broadcastable to [B, 1, T, S]; "causal": those up to its
-            own token; None: all.
+        mask: which of `keys` a query sees, at least one: boolean, broadcastable to [B, 1, T, S]; "causal": those
+            up to its own token; None: all.
 
     Returns:
         [B, G * H, T, E] in the type of `queries`; the sums are taken in float32.
@@ -58,7 +58,10 @@ def prefix_attention(
         part.reshape(heads, groups, batch, length, -1).transpose(2, 0, 1, 3, 4) for part in (far, far_sum)
     )  # [B, H, G, T, E], [B, H, G, T, 1]
     near, near_sum = _attend(
-        grouped.reshape(batch, heads, groups * length, width), keys, values, _grouped_mask(mask, groups, keys, length)
+        grouped.reshape(batch, heads, groups * length, width),
+        keys,
+        values,
+        _grouped_mask(mask, groups, keys, length),
     )
     near = near.reshape(far.shape)
     weight = mx.sigmoid(far_sum - near_sum.reshape(far_sum.shape))
@@ -73,10 +76,14 @@ def _in_blocks(queries: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.
     parts = [_attend(queries[:, :, start : start + size], keys, values, None) for start in starts]
     if len(parts) == 1:
         return parts[0]
-    return mx.concatenate([part for part, _ in parts], axis=2), mx.concatenate([part for _, part in parts], axis=2)
+    return mx.concatenate([part for part, _ in parts], axis=2), mx.concatenate(
+        [part for _, part in parts], axis=2
+    )
 
 
-def _attend(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> tuple[mx.array, mx.array]:
+def _attend(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None
+) -> tuple[mx.array, mx.array]:
     """Softmax attention [B, H, N, E] and the logsumexp of its scores [B, H, N, 1], both float32."""
     scores = (queries @ keys.swapaxes(-1, -2)).astype(mx.float32)  # [B, H, N, S]
     if mask is not None:

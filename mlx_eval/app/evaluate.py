@@ -20,8 +20,10 @@ from mlx_eval.errors import InputError, OutputError
 from mlx_eval.harness.adapter import LmEvalAdapter
 from mlx_eval.harness.files import new_tracker, write_results
 from mlx_eval.harness.gen_kwargs import parse_gen_kwargs
+from mlx_eval.harness.imports import import_mlx_lm
 from mlx_eval.harness.lm import MLXEvalLM
-from mlx_eval.harness.prepare import prepare_tasks
+from mlx_eval.harness.prepare import PreparedTasks, prepare_tasks
+from mlx_eval.harness.statistics import ANSWERED, ANSWERING, ASKED, FIRST_BATCH, RunStatistics, Stopwatch
 from mlx_eval.models import runtime
 from mlx_eval.models.load import check_source, load_model
 from mlx_eval.models.precision import check_precision
@@ -65,39 +67,39 @@ class Outcome:
     """Why not everything was written: no reason to lose the scores too."""
 
 
-def evaluate(job: Job, on_stage: Callable[[str], None] = lambda text: None) -> Outcome:
+def evaluate(
+    job: Job, on_stage: Callable[[str], None] = lambda text: None, *, began: float | None = None
+) -> Outcome:
     """Do a job.
 
     Args:
         job: what to do.
         on_stage: told what begins, for somebody who waits.
+        began: when the program started, as `time.perf_counter` counts; None: now.
 
     Raises:
         MlxEvalError: whatever is wrong with the model, the tasks or the options, as far as possible
             before anything is computed.
     """
-    started = time.time()
-    clock = time.perf_counter()
+    if began is None:
+        began = time.perf_counter()
+    stopwatch = Stopwatch({"imports": time.perf_counter() - began})
+    started = time.time() - stopwatch.seconds["imports"]
     _check(job)
     folder = None if job.output_path is None else open_folder(job.output_path)
     on_stage("reading lm-eval's task files and the data")
-    confirmed = bool(job.evaluation.get("confirm_run_unsafe_code", False))
-    metadata = {"pretrained": job.model, **(job.evaluation.get("metadata") or {})}
-    tasks = prepare_tasks(
-        job.tasks, include_path=job.include_path, confirm_run_unsafe_code=confirmed, metadata=metadata
-    )
-    prepared = time.perf_counter()
+    tasks = _prepare(job, stopwatch)
     on_stage(f"loading {job.model}")
-    adapter = LmEvalAdapter(load_model(job.model, **job.loading), **job.backend)
-    loaded = time.perf_counter()
+    with stopwatch.timed("imports"):
+        import_mlx_lm()
+    with stopwatch.timed("load"):
+        adapter = LmEvalAdapter(load_model(job.model, **job.loading), **job.backend)
     on_stage("evaluating")
     tracker = None if folder is None else new_tracker(folder)
     evaluation = {**job.evaluation, "log_samples": job.log_samples, "evaluation_tracker": tracker}
+    handed_over = time.perf_counter()
     results = adapter.evaluate(tasks, **evaluation)
-    statistics = adapter.lm.statistics
-    statistics.seconds.update(tasks=prepared - clock, load=loaded - prepared)
-    statistics.seconds["harness"] = time.perf_counter() - clock - sum(statistics.seconds.values())
-    statistics.seconds["total"] = time.perf_counter() - clock
+    adapter.lm.statistics.seconds = _stages(stopwatch, adapter.lm.statistics, began, handed_over)
     fingerprint = str(results["config"]["model_fingerprint"])  # a pass over all weights: not twice
     record = _record(job, adapter.lm, started, fingerprint)
     summary = summarize(results)
@@ -110,6 +112,39 @@ def evaluate(job: Job, on_stage: Callable[[str], None] = lambda text: None) -> O
     except OutputError as error:
         return Outcome(summary, record, tuple(files), problem=str(error))
     return Outcome(summary, record, tuple(files))
+
+
+def _prepare(job: Job, stopwatch: Stopwatch) -> PreparedTasks:
+    return prepare_tasks(
+        job.tasks,
+        include_path=job.include_path,
+        confirm_run_unsafe_code=bool(job.evaluation.get("confirm_run_unsafe_code", False)),
+        metadata={"pretrained": job.model, **(job.evaluation.get("metadata") or {})},
+        stopwatch=stopwatch,
+    )
+
+
+def _stages(
+    stopwatch: Stopwatch, statistics: RunStatistics, began: float, handed_over: float
+) -> dict[str, float]:
+    """Where the seconds went, in the order of the run.
+
+    Args:
+        stopwatch: what was timed here.
+        statistics: what the backend timed.
+        began: when the run did, as `time.perf_counter` counts.
+        handed_over: when lm-eval's evaluator took over.
+    """
+    now = time.perf_counter()
+    moments = statistics.moments
+    stages = {**stopwatch.seconds, "requests": moments.get(ASKED, now) - handed_over, **statistics.seconds}
+    late = sum(taken for stage, taken in statistics.seconds.items() if stage not in ANSWERING)
+    stages["metrics"] = now - moments.get(ANSWERED, now) - late
+    stages["other"] = now - began - sum(stages.values())
+    stages["total"] = now - began
+    if FIRST_BATCH in moments:
+        stages[FIRST_BATCH] = moments[FIRST_BATCH] - began
+    return stages
 
 
 def _check(job: Job) -> None:

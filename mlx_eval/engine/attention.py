@@ -20,7 +20,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_eval_kernels import prefix_attention
 
-from mlx_eval.engine.kv import BranchCache
+from mlx_eval.engine.branch import BranchCache
 
 NAME = "scaled_dot_product_attention"
 
@@ -47,7 +47,7 @@ def _modules_of(model: nn.Module) -> list[types.ModuleType]:
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]
 
 
-def _attention(
+def _attention(  # noqa: PLR0917  (the signature is mlx-lm's)
     queries: mx.array,
     keys: mx.array,
     values: mx.array,
@@ -60,9 +60,8 @@ def _attention(
     from mlx_lm.models import base
 
     if not (isinstance(cache, BranchCache) and cache.splits_attention and cache.prefix is not None):
-        attended: mx.array = base.scaled_dot_product_attention(
-            queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks
-        )
+        original: Any = base.scaled_dot_product_attention  # its annotations do not know "causal"
+        attended: mx.array = original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         return attended
     prefix_keys, prefix_values = cache.prefix
     whole = cache.layout.prefix_len + keys.shape[-2]

@@ -18,6 +18,7 @@ from mlx import nn
 from mlx_eval_kernels import NO_TARGET, logprob
 
 from mlx_eval.engine import attention, kv
+from mlx_eval.engine.branch import Layout
 from mlx_eval.engine.plan import Batch, RowKey, ScoringPlan
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import Score, ScoringRequest
@@ -78,6 +79,7 @@ class Executor:
         model: nn.Module,
         head: RowHead,
         factory: kv.CacheFactory,
+        *,
         plan: ScoringPlan,
         requests: Sequence[ScoringRequest],
         tally: Tally,
@@ -153,7 +155,7 @@ class Executor:
             mx.async_eval(result.logprob, result.argmax)
             yield result.logprob, result.argmax
 
-    def _caches(self, batch: Batch) -> tuple[kv.Layout, list[Any]]:
+    def _caches(self, batch: Batch) -> tuple[Layout, list[Any]]:
         """Where the rows of a batch stand, and the cache objects that they go on from."""
         rows = batch.rows
         parents: dict[int, list[int]] = {}

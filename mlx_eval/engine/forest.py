@@ -45,6 +45,8 @@ class Node:
     end: int
     children: list[Node] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    num_below: int = 0
+    """Nodes of its subtree, itself left out."""
 
     @property
     def length(self) -> int:
@@ -191,6 +193,7 @@ def _settle(roots: list[Node], split_tokens: float) -> list[Node]:
             else:
                 children.append(child)
         node.children = children
+        node.num_below = sum(1 + child.num_below for child in children)
     return top.children
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from mlx_eval.cache import read_cached, write_cached
-from mlx_eval.engine.sharing import ModelSharing, test_sharing
+from mlx_eval.engine.sharing import ModelSharing, find_sharing
 from mlx_eval.models import runtime
 from mlx_eval.models.head import RowHead
 from mlx_eval.models.loaded import LoadedModel
@@ -24,7 +24,7 @@ def sharing_of(loaded: LoadedModel, head: RowHead) -> ModelSharing:
     fingerprint = loaded.fingerprint()
     known = known_sharing(fingerprint)
     if known is None:
-        known = test_sharing(loaded.model, head)
+        known = find_sharing(loaded.model, head)
         write_cached(_name(fingerprint), _key(fingerprint), known.as_dict())
     return known
 

@@ -237,6 +237,13 @@ class _Family:
     prefix_len: int
     layers: list[_Layer]
     """The deepest last."""
+    below: list[_Ready] = field(default_factory=list)
+    """Nodes that became ready below the deepest layer while it still has parents."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of its nodes are planned."""
+        return not (self.below or any(self.layers))
 
 
 @dataclass(slots=True, eq=False)
@@ -281,6 +288,7 @@ class _Packer:
         self._sharing = sharing
         self._cache = cache
         self._held: dict[int | RowKey, _Held] = {}
+        self._ahead_bytes = min(limits.kv_bytes // 4, config.AHEAD_TOKENS * cache.token_bytes)
 
     def pack(self, forest: Forest) -> None:
         """Plan all batches."""
@@ -314,10 +322,17 @@ class _Packer:
                 begun.append(_Family(key, node.end, [members]))
             else:
                 children += [_Ready(child, key) for child in node.children]
-        if children:
-            family.layers.append(self._layer(children))
+        family.below += children
         self._record(family, group, begun, len(children))
+        if not layer.parents or self._held_bytes() > self._ahead_bytes:
+            self._descend(family)
         return begun[::-1]
+
+    def _descend(self, family: _Family) -> None:
+        """Let what became ready below a family's deepest layer be its deepest layer."""
+        if family.below:
+            family.layers.append(self._layer(family.below))
+            family.below = []
 
     def _record(self, family: _Family, group: _Group, begun: Sequence[_Family], num_children: int) -> None:
         """Add a batch, and count what is held and freed."""
@@ -329,7 +344,7 @@ class _Packer:
             if ready.parent is not None:
                 self._held[ready.parent.batch].waiting -= 1
         frees += [key for key, held in self._held.items() if isinstance(key, int) and held.waiting == 0]
-        if family.prefix is not None and not any(family.layers):
+        if family.prefix is not None and family.is_done:
             frees.append(family.prefix)
         for key in frees:
             del self._held[key]
@@ -389,11 +404,9 @@ class _Packer:
         """Whether the node's children get batches of their own, behind it."""
         if not node.children:
             return False
-        if sum(child.length for child in node.children) >= self._limits.batch_tokens // 2:
+        if (node.end - family.prefix_len) * node.num_below >= config.PREFIX_COPIES:
             return True
-        if (node.end - family.prefix_len) * len(node.children) >= config.PREFIX_COPIES:
-            return True
-        return group.num_parents == 1 and not any(family.layers)
+        return group.num_parents == 1 and family.is_done
 
     def _bytes(self, num_rows: int, start: int, length: int, family: _Family) -> int:
         """KV of a batch while it is computed, padding and copies of the parents' KV included."""

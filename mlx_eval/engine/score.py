@@ -6,6 +6,7 @@ Knows token ids and the model; knows nothing of text, tasks or lm-eval.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -14,11 +15,11 @@ from mlx import nn
 from mlx_eval import config
 from mlx_eval.engine import budget
 from mlx_eval.engine.execute import Executor, OnScore, OnTokens, Tally
-from mlx_eval.engine.plan import ScoringPlan, plan_scoring
-from mlx_eval.engine.sharing import ModelSharing, test_sharing
+from mlx_eval.engine.plan import Limits, ScoringPlan, plan_scoring
+from mlx_eval.engine.sharing import ModelSharing, find_sharing
 from mlx_eval.errors import OutOfMemoryError
 from mlx_eval.models.head import RowHead
-from mlx_eval.records import ScoringRequest
+from mlx_eval.records import Score, ScoringRequest
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,9 @@ logger = logging.getLogger(__name__)
 class Scorer:
     """Computes log-probabilities with one model."""
 
-    def __init__(self, model: nn.Module, head: RowHead | None = None, sharing: ModelSharing | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, head: RowHead | None = None, sharing: ModelSharing | None = None
+    ) -> None:
         """Prepare `model` for scoring.
 
         Args:
@@ -36,7 +39,7 @@ class Scorer:
         """
         self._model = model
         self._head = RowHead(model, config.LOGITS_BYTES) if head is None else head
-        self.sharing = test_sharing(model, self._head) if sharing is None else sharing
+        self.sharing = find_sharing(model, self._head) if sharing is None else sharing
         """How far the model's rows may share prefixes and batches."""
 
     def plan(self, requests: Sequence[ScoringRequest], batch_size: int | None = None) -> ScoringPlan:
@@ -58,7 +61,8 @@ class Scorer:
     ) -> None:
         """Compute `plan` over `requests`.
 
-        When memory runs out, what is left is planned again with half of everything.
+        When memory runs out, what is left is planned again with half of everything. A request whose answer is no
+        number is computed once more by itself, since NaN spreads to whatever shares a row with it.
 
         Args:
             plan: made from the same requests.
@@ -69,21 +73,54 @@ class Scorer:
         Raises:
             OutOfMemoryError: there is not enough for one row.
         """
-        factory = self.sharing.caches(self._model)
+        undefined: dict[int, Score] = {}
+
+        def note(index: int, score: Score) -> None:
+            if math.isnan(score.logprob):
+                undefined[index] = score
+            else:
+                on_score(index, score)
+
+        with budget.wired(self._model):
+            self._run(plan, requests, note, on_tokens)
+            for index, score in undefined.items():
+                if len(undefined) == len(requests):  # the model gives nothing else
+                    on_score(index, score)
+                else:
+                    self._run_alone(index, requests[index], plan.limits, on_score)
+
+    def _run_alone(self, index: int, request: ScoringRequest, limits: Limits, on_score: OnScore) -> None:
+        plan = plan_scoring([request], limits, self.sharing.sharing, self.sharing.cache)
+        self._run(plan, [request], lambda _, score: on_score(index, score), lambda count: None)
+
+    def _run(
+        self, plan: ScoringPlan, requests: Sequence[ScoringRequest], on_score: OnScore, on_tokens: OnTokens
+    ) -> None:
+        """Compute a plan, with ever less at once while memory runs out."""
         left = list(range(len(requests)))
         while left:
             asked = [requests[index] for index in left]
             tally = Tally(asked, lambda place, score, left=left: on_score(left[place], score))  # type: ignore[misc]
             try:
-                with budget.wired(self._model):
-                    Executor(self._model, self._head, factory, plan, asked, tally, on_tokens).run()
+                Executor(
+                    self._model,
+                    self._head,
+                    self.sharing.caches(self._model),
+                    plan=plan,
+                    requests=asked,
+                    tally=tally,
+                    on_tokens=on_tokens,
+                ).run()
                 return
             except RuntimeError as error:
                 if not budget.is_out_of_memory(error):
                     raise
                 limits = plan.limits.halved()
                 if limits == plan.limits:
-                    raise OutOfMemoryError("the model does not fit beside one row of these requests") from error
+                    raise OutOfMemoryError(
+                        "memory holds the model, but not one row of these requests beside it: give a smaller --max_length, "
+                        "or quantise the model (--quantize 4)"
+                    ) from error
             left = [index for place, index in enumerate(left) if tally.missing[place]]
             mx.clear_cache()
             logger.warning(

@@ -17,11 +17,12 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from mlx_eval.engine.branch import Layout
 from mlx_eval.engine.execute import Executor, Tally
 from mlx_eval.engine.kv import CacheFactory, arrays_of
 from mlx_eval.engine.plan import CacheSize, Level, Limits, Sharing, plan_scoring
 from mlx_eval.models.head import RowHead
-from mlx_eval.records import ScoringRequest
+from mlx_eval.records import IntArray, ScoringRequest
 
 FAILURES: Final = (ValueError, TypeError, AttributeError, IndexError, RuntimeError, NotImplementedError)
 """What a model that cannot be run in some way may raise."""
@@ -87,7 +88,7 @@ class ModelSharing:
         return cls(way, stored["keys_only"], CacheSize(**stored["cache"]), tuple(stored["findings"]))
 
 
-def test_sharing(model: nn.Module, head: RowHead) -> ModelSharing:
+def find_sharing(model: nn.Module, head: RowHead) -> ModelSharing:
     """Find the fastest way that gives the numbers of each row alone."""
     requests = probe_requests(head.vocab_size)
     alone = _scores(model, head, WAYS[-1], requests)
@@ -101,7 +102,9 @@ def test_sharing(model: nn.Module, head: RowHead) -> ModelSharing:
         difference = _difference(alone, together)
         if difference <= tolerance(head.dtype):
             return _found(model, way, findings)
-        findings.append(f"{describe(way)}: differs from a row alone by {difference:.1e} of a standard deviation")
+        findings.append(
+            f"{describe(way)}: differs from a row alone by {difference:.1e} of a standard deviation"
+        )
     return _found(model, WAYS[-1], findings)
 
 
@@ -126,21 +129,24 @@ def tolerance(dtype: mx.Dtype) -> float:
     the first digit, padding that leaks into a recurrent state the third. Of float32's 7 digits 4 are asked
     for, of bfloat16's 2 one.
     """
-    return float(mx.finfo(dtype).eps) ** 0.6
+    return math.pow(mx.finfo(dtype).eps, 0.6)
 
 
 def probe_requests(vocab_size: int) -> list[ScoringRequest]:
     """A forest of two prefixes with branches of unequal length, three levels deep."""
     rng = np.random.default_rng(0)
 
-    def ids(count: int) -> list[int]:
-        return rng.integers(1, min(vocab_size, 1000), count).tolist()
+    def ids(count: int) -> IntArray:
+        return rng.integers(1, min(vocab_size, 1000), count, dtype=np.int32)
 
     requests = []
-    for length, branches in ((11, ((3, (1, 4, 2)), (6, (3, 1)), (4, (2, 5, 3)), (1, (2, 2)))), (7, ((5, (1, 3)),))):
+    for length, branches in (
+        (11, ((3, (1, 4, 2)), (6, (3, 1)), (4, (2, 5, 3)), (1, (2, 2)))),
+        (7, ((5, (1, 3)),)),
+    ):
         stem = ids(length)
         for branch_len, leaves in branches:
-            branch = stem + ids(branch_len)
+            branch = np.concatenate([stem, ids(branch_len)])
             requests += [ScoringRequest(branch, ids(leaf + 1)) for leaf in leaves]
         requests += [ScoringRequest(stem, ids(leaf)) for leaf in (1, 2, 5)]
     return requests
@@ -173,7 +179,7 @@ def _scores(
     def note(index: int, score: Any) -> None:
         scores[index] = score.logprob
 
-    Executor(model, head, factory, plan, requests, Tally(requests, note)).run()
+    Executor(model, head, factory, plan=plan, requests=requests, tally=Tally(requests, note)).run()
     return scores
 
 
@@ -191,8 +197,6 @@ def _difference(
 
 
 def _num_bytes(model: nn.Module, factory: CacheFactory, length: int) -> int:
-    from mlx_eval.engine.kv import Layout
-
     one = np.zeros(1, np.int32)
     layout = Layout(0, np.zeros((1, 0), np.int32), one, one + length)
     caches = factory.start(layout, None, [])

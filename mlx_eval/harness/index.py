@@ -74,9 +74,9 @@ def index_folders(folders: Sequence[Path]) -> TaskFiles:
                 continue
         for name, entry in entries.items():
             other = found.entries.get(name)
-            paths = (entry.yaml_path, None if other is None else other.yaml_path)
-            if entry.kind is not Kind.TAG and paths[1] is not None and paths[0] != paths[1]:
-                found.overridden[name] = paths
+            if other is None or Kind.TAG in (entry.kind, other.kind) or entry.yaml_path == other.yaml_path:
+                continue
+            found.overridden[name] = (entry.yaml_path, other.yaml_path)
         found.entries.update(entries)
     return found
 

@@ -25,7 +25,14 @@ from mlx_eval.harness.encoding import Encoder, fit_request, hf_tokenizer
 from mlx_eval.harness.progress import TokenProgress
 from mlx_eval.harness.prompts import GenerationLimits, generation_requests
 from mlx_eval.harness.statistics import RunStatistics
-from mlx_eval.harness.wrapping import as_loaded, check_ids, row_ceiling, thinking_of, whole_number, window_length
+from mlx_eval.harness.wrapping import (
+    as_loaded,
+    check_ids,
+    row_ceiling,
+    thinking_of,
+    whole_number,
+    window_length,
+)
 from mlx_eval.models.head import RowHead
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.records import Generation, GenerationRequest, IntArray, Score, ScoringRequest

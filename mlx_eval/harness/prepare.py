@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_eval.errors import MlxEvalError, TaskError
 from mlx_eval.harness.gen_kwargs import parse_gen_kwargs
+from mlx_eval.harness.imports import import_lm_eval
 from mlx_eval.harness.quiet import quiet_harness
+from mlx_eval.harness.statistics import Stopwatch
 from mlx_eval.harness.tasks import local_data, resolve_tasks, task_manager
 
 if TYPE_CHECKING:
@@ -70,6 +72,7 @@ def prepare_tasks(
     manager: TaskManager | None = None,
     confirm_run_unsafe_code: bool = False,
     metadata: dict[str, Any] | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> PreparedTasks:
     """Find tasks and load their data.
 
@@ -79,48 +82,63 @@ def prepare_tasks(
         manager: lm-eval's task manager, when there is one already.
         confirm_run_unsafe_code: whether code that a model wrote may be run.
         metadata: passed to every task, as in lm-eval.
+        stopwatch: gets the stages `imports`, `index` and `data`.
 
     Raises:
         UnknownNameError: there is no such task.
         TaskError: its data cannot be had, it needs a package that is not installed, or it runs code that
             a model wrote and this was not confirmed.
     """
-    if manager is None:
-        manager = task_manager(include_path, metadata=metadata)
+    stopwatch = stopwatch or Stopwatch()
+    with stopwatch.timed("imports"):
+        import_lm_eval()
+    with stopwatch.timed("index"):
+        if manager is None:
+            manager = task_manager(include_path, metadata=metadata)
+        resolved = resolve_tasks(names, manager)
     if confirm_run_unsafe_code:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # the metric asks for this second confirmation
-    from datasets.exceptions import DatasetsError
-
-    resolved = resolve_tasks(names, manager)
-    loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
-    try:
-        with quiet_harness(), _own_cache(local_data(resolved, manager)):
-            loaded = manager.load(resolved)
-    except ImportError as error:
-        raise TaskError(
-            f"{_listed(resolved)} needs a package that is not installed ({error}): pip install 'mlx-eval[tasks]'"
-        ) from error
-    except OSError as error:
-        raise TaskError(
-            f"the data of {_listed(resolved)} cannot be had: {first_line(error)}; "
-            "without network, point a task file at local data (docs/guides/evaluation.md); "
-            "HF_HUB_OFFLINE=1 spares the retries"
-        ) from error
-    except DatasetsError as error:
-        # its own text says no more than that it happened while reading
-        raise TaskError(
-            f"the data of {_listed(resolved)} cannot be read: {first_line(error.__cause__ or error)}"
-        ) from error
-    except Exception as error:  # a task's file names Python code, which may raise anything
-        if isinstance(error, MlxEvalError):
-            raise
-        raise TaskError(f"{_listed(resolved)} cannot be loaded: {first_line(error)}") from error
+    with stopwatch.timed("data"):
+        loaded = _load(resolved, manager)
     unsafe = [name for name, task in loaded["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
     if unsafe and not confirm_run_unsafe_code:
         raise TaskError(
             f"{_listed(unsafe)} runs code that the model wrote; if you accept that, add --confirm_run_unsafe_code"
         )
     return PreparedTasks(manager, resolved, loaded)
+
+
+def _load(names: list[str], manager: TaskManager) -> dict[str, Any]:
+    """lm-eval's task objects with their data.
+
+    Raises:
+        TaskError: something of it cannot be had.
+    """
+    from datasets.exceptions import DatasetsError
+
+    try:
+        with quiet_harness(), _own_cache(local_data(names, manager)):
+            loaded: dict[str, Any] = manager.load(names)
+    except ImportError as error:
+        raise TaskError(
+            f"{_listed(names)} needs a package that is not installed ({error}): pip install 'mlx-eval[tasks]'"
+        ) from error
+    except OSError as error:
+        raise TaskError(
+            f"the data of {_listed(names)} cannot be had: {first_line(error)}; "
+            "without network, point a task file at local data (docs/guides/evaluation.md); "
+            "HF_HUB_OFFLINE=1 spares the retries"
+        ) from error
+    except DatasetsError as error:
+        # its own text says no more than that it happened while reading
+        raise TaskError(
+            f"the data of {_listed(names)} cannot be read: {first_line(error.__cause__ or error)}"
+        ) from error
+    except Exception as error:  # a task's file names Python code, which may raise anything
+        if isinstance(error, MlxEvalError):
+            raise
+        raise TaskError(f"{_listed(names)} cannot be loaded: {first_line(error)}") from error
+    return loaded
 
 
 @contextmanager

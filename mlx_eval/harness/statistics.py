@@ -1,4 +1,4 @@
-"""Counts and times of a run, and what it had to warn about. Knows numbers only."""
+"""Counts and times of a run, and what it had to warn about. Knows numbers and names of stages only."""
 
 from __future__ import annotations
 
@@ -8,13 +8,50 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
+ANSWERING: Final = ("encode", "plan", "score", "generate")
+"""The stages in which a backend answers lm-eval's requests."""
+ASKED: Final = "asked"
+"""The moment at which lm-eval's first requests came."""
+ANSWERED: Final = "answered"
+"""The moment at which its last ones were answered."""
+FIRST_BATCH: Final = "first_batch"
+"""The moment at which the first batch was computed."""
+
 
 @dataclass(slots=True)
-class RunStatistics:
+class Stopwatch:
+    """Where the time of a run went."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall time by stage."""
+    moments: dict[str, float] = field(default_factory=dict)
+    """When something happened, as `time.perf_counter` counts."""
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Add the time that the block takes to `stage`; note when the first answering began, the last ended."""
+        start = time.perf_counter()
+        if stage in ANSWERING:
+            self.moments.setdefault(ASKED, start)
+        try:
+            yield
+        finally:
+            end = time.perf_counter()
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + end - start
+            if stage in ANSWERING:
+                self.moments[ANSWERED] = end
+
+    def mark(self, moment: str) -> None:
+        """Remember that `moment` is now, unless it has been before."""
+        self.moments.setdefault(moment, time.perf_counter())
+
+
+@dataclass(slots=True)
+class RunStatistics(Stopwatch):
     """Grows while a backend works."""
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -23,19 +60,8 @@ class RunStatistics:
     """`naive`: a pass of its own for each request; `computed`, `padding`, `prompt`, `generated`."""
     forwards: int = 0
     """Scoring batches."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Wall time by stage."""
     notes: Counter[str] = field(default_factory=Counter)
     """Each thing worth a warning and how many requests it concerns."""
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        """Add the time that the block takes to `stage`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
 
     def note(self, text: str, count: int = 1) -> None:
         """Remember that `count` requests are concerned by what `text` says; log it once a call."""

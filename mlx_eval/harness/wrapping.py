@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from mlx import nn
 
-from mlx_eval import config
 from mlx_eval.engine.stops import Thinking
 from mlx_eval.errors import InvalidOptionError, ModelError
 from mlx_eval.harness.encoding import hf_tokenizer
