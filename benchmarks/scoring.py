@@ -14,7 +14,8 @@ a question: where the whole would take ten minutes or more it answers the first 
 scaled by their share of the context tokens and marked `~`. Ours is measured whole, always. That `hf` computes more
 tokens a second says something of torch's CPU kernels beside MLX's on Linux and nothing of a Mac.
 
-The status is 1 where answers disagree.
+A further backend, `oracle`, scores one sequence at a time with float64 normalisers: to check answers, not to be
+beaten. The status is 1 where answers disagree.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from benchmarks.side_by_side.worker import Job, Measurement
 from benchmarks.side_by_side.works import QUIET, RECIPES, Work, build_works, reference_folder
 
 OURS: Final = "ours"
+COMPARED: Final = (OURS, "mlx_lm", "hf")
 
 
 def measure(job: Job) -> Measurement:

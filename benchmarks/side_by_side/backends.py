@@ -206,6 +206,32 @@ class HuggingFace:
         return len(self._lm.tok_encode(text, add_special_tokens=False))
 
 
+class Oracle:
+    """What the answers should be, see `oracle`; in no table of speed, unless asked for."""
+
+    packages: tuple[str, ...] = ("mlx", "mlx-lm", "lm-eval")
+
+    def __init__(self, model: str, batch_size: str) -> None:
+        from benchmarks.side_by_side.oracle import OracleLM
+
+        self._lm: Any = OracleLM(model)
+
+    def score(self, work: Work) -> list[Answer]:
+        """One request or window at a time."""
+        self._lm.max_length = work.max_length
+        return _ask(self._lm, work)
+
+    def computed(self) -> Computed:
+        """Its own count."""
+        found = Computed(self._lm.num_tokens, 0, self._lm.num_forwards)
+        self._lm.num_tokens = self._lm.num_forwards = 0
+        return found
+
+    def num_tokens(self, text: str) -> int:
+        """Without special tokens."""
+        return len(self._lm.tok_encode(text))
+
+
 class CountingModel:
     """Stands in for an mlx-lm model and counts what runs through it."""
 
@@ -229,7 +255,12 @@ class CountingModel:
         return found
 
 
-BACKENDS: Final[dict[str, Callable[[str, str], Backend]]] = {"ours": Ours, "mlx_lm": MlxLm, "hf": HuggingFace}
+BACKENDS: Final[dict[str, Callable[[str, str], Backend]]] = {
+    "ours": Ours,
+    "mlx_lm": MlxLm,
+    "hf": HuggingFace,
+    "oracle": Oracle,
+}
 """By the names of the command line."""
 
 

@@ -35,6 +35,8 @@ class ForwardShape:
     """Before them, of the row that has most."""
     num_logits: int
     """Positions that the head is needed for, of all rows."""
+    num_shared: int = 0
+    """Of `num_cached`, those of a prefix that is stored once for all rows."""
 
 
 def forward_shapes(plan: ScoringPlan, requests: Sequence[ScoringRequest]) -> Iterator[ForwardShape]:
@@ -45,7 +47,7 @@ def forward_shapes(plan: ScoringPlan, requests: Sequence[ScoringRequest]) -> Ite
         for begin in range(0, batch.length, plan.limits.step):
             end = min(begin + plan.limits.step, batch.length)
             inside = sum(begin <= position < end for _, position in wanted)
-            yield ForwardShape(len(batch.rows), end - begin, before + begin, inside)
+            yield ForwardShape(len(batch.rows), end - begin, before + begin, inside, batch.prefix_len)
 
 
 def wanted_positions(batch: Batch, requests: Sequence[ScoringRequest]) -> set[tuple[int, int]]:

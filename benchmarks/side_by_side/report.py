@@ -14,9 +14,10 @@ from benchmarks.side_by_side.works import Work
 
 FLOOR_NATS: Final = 1e-3
 """Rounding of two float32 models whose products add up in another order."""
-NATS_A_TOKEN: Final[Mapping[str, float]] = {"hf": 2e-5, "mlx_lm": 3e-4}
+NATS_A_TOKEN: Final[Mapping[str, float]] = {"hf": 2e-5, "mlx_lm": 3e-4, "oracle": 2e-6}
 """Error of a peer's own float32 normaliser, which has the same sign on every token: torch's was 1.7e-5
-(page_precision.py), MLX's 5e-5 at a vocabulary of 49,152 and 2.7e-4 at 151,936 (logsumexp.py)."""
+(page_precision.py), MLX's 5e-5 at a vocabulary of 49,152 and 2.7e-4 at 151,936 (logsumexp.py). The oracle's is none;
+ours was 5e-7 off on a page of 5,349 tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from typing import Final, NamedTuple
 
 import mlx.core as mx
 
+from mlx_eval_kernels.exponential import exp_below
+
 GROUP: Final = 256
 NO_TARGET: Final = -1
 """Stands in `targets` where a row has fewer than K targets."""
@@ -59,8 +61,9 @@ def _shifted_logsumexp(values: mx.array) -> tuple[mx.array, mx.array]:
     rows, size = values.shape
     top = mx.max(values, axis=-1, keepdims=True)
     shift = mx.where(mx.isinf(top), 0.0, top)  # -inf - -inf would be NaN
-    terms = mx.exp(values - shift)
+    terms = exp_below(values, shift)
     if size % GROUP:
         terms = mx.pad(terms, [(0, 0), (0, GROUP - size % GROUP)])
     sums = terms.reshape(rows, -1, GROUP).sum(axis=-1).sum(axis=-1, keepdims=True)  # [N, 1]
-    return shift, mx.log(sums)
+    # without a number above -inf there is nothing to add, not even the smallest of `exp_below`
+    return shift, mx.where(top == -mx.inf, -mx.inf, mx.log(sums))

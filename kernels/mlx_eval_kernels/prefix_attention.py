@@ -11,6 +11,8 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlx_eval_kernels.exponential import exp_below
+
 SCORES_BYTES: Final = 2**28
 """The largest block of float32 scores of queries against the prefix that is held at once."""
 
@@ -89,7 +91,7 @@ def _attend(
     if mask is not None:
         scores = mx.where(mask, scores, -mx.inf)
     top = mx.max(scores, axis=-1, keepdims=True)
-    terms = mx.exp(scores - top)
+    terms = exp_below(scores, top)
     total = mx.sum(terms, axis=-1, keepdims=True)
     mixed = (terms.astype(values.dtype) @ values).astype(mx.float32)
     return mixed / total, top + mx.log(total)
@@ -104,6 +106,5 @@ def _grouped_mask(mask: mx.array | str | None, groups: int, keys: mx.array, leng
             raise ValueError(f'mask is an array, "causal" or None, not {mask!r}')
         size = keys.shape[2]
         mask = mx.arange(size - length, size)[:, None] >= mx.arange(size)
-    while mask.ndim < 4:
-        mask = mask[None]
-    return mx.tile(mask, (1, 1, groups, 1))
+    mask = mask[(None,) * (4 - mask.ndim)]
+    return mx.tile(mx.broadcast_to(mask, (*mask.shape[:2], length, keys.shape[2])), (1, 1, groups, 1))

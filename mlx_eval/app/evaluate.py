@@ -23,7 +23,7 @@ from mlx_eval.harness.gen_kwargs import parse_gen_kwargs
 from mlx_eval.harness.imports import import_mlx_lm
 from mlx_eval.harness.lm import MLXEvalLM
 from mlx_eval.harness.prepare import PreparedTasks, prepare_tasks
-from mlx_eval.harness.statistics import ANSWERED, ANSWERING, ASKED, FIRST_BATCH, RunStatistics, Stopwatch
+from mlx_eval.harness.statistics import ANSWERED, ASKED, FINGERPRINT, FIRST_BATCH, RunStatistics, Stopwatch
 from mlx_eval.models import runtime
 from mlx_eval.models.load import check_source, load_model
 from mlx_eval.models.precision import check_precision
@@ -138,8 +138,7 @@ def _stages(
     now = time.perf_counter()
     moments = statistics.moments
     stages = {**stopwatch.seconds, "requests": moments.get(ASKED, now) - handed_over, **statistics.seconds}
-    late = sum(taken for stage, taken in statistics.seconds.items() if stage not in ANSWERING)
-    stages["metrics"] = now - moments.get(ANSWERED, now) - late
+    stages["metrics"] = now - moments.get(ANSWERED, now) - statistics.seconds.get(FINGERPRINT, 0.0)
     stages["other"] = now - began - sum(stages.values())
     stages["total"] = now - began
     if FIRST_BATCH in moments:

@@ -38,12 +38,12 @@ class Layout:
     @property
     def num_rows(self) -> int:
         """B."""
-        return self.starts.shape[0]
+        return len(self.starts)
 
     @property
     def num_slots(self) -> int:
         """S."""
-        return self.positions.shape[1]
+        return int(self.positions.shape[1])
 
     @property
     def has_gaps(self) -> bool:

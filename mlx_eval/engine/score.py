@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import mlx.core as mx
 from mlx import nn
@@ -15,6 +16,7 @@ from mlx import nn
 from mlx_eval import config
 from mlx_eval.engine import budget
 from mlx_eval.engine.execute import Executor, OnScore, OnTokens, Tally
+from mlx_eval.engine.forest import num_input_tokens
 from mlx_eval.engine.plan import Limits, ScoringPlan, plan_scoring
 from mlx_eval.engine.sharing import ModelSharing, find_sharing
 from mlx_eval.errors import OutOfMemoryError
@@ -22,6 +24,8 @@ from mlx_eval.models.head import RowHead
 from mlx_eval.records import Score, ScoringRequest
 
 logger = logging.getLogger(__name__)
+
+UNDEFINED: Final = Score(math.nan, is_greedy=False)
 
 
 class Scorer:
@@ -73,25 +77,33 @@ class Scorer:
         Raises:
             OutOfMemoryError: there is not enough for one row.
         """
-        undefined: dict[int, Score] = {}
+        undefined: list[int] = []
 
         def note(index: int, score: Score) -> None:
             if math.isnan(score.logprob):
-                undefined[index] = score
+                undefined.append(index)
             else:
                 on_score(index, score)
 
         with budget.wired(self._model):
             self._run(plan, requests, note, on_tokens)
-            for index, score in undefined.items():
-                if len(undefined) == len(requests):  # the model gives nothing else
-                    on_score(index, score)
-                else:
-                    self._run_alone(index, requests[index], plan.limits, on_score)
+            undefined.sort(key=lambda index: num_input_tokens(requests[index]))
+            hopeless = len(undefined) == len(requests)  # until the shortest turns out to be a number
+            for index in undefined:
+                score = (
+                    UNDEFINED
+                    if hopeless and index != undefined[0]
+                    else self._alone(requests[index], plan.limits)
+                )
+                hopeless = hopeless and math.isnan(score.logprob)
+                on_score(index, score)
 
-    def _run_alone(self, index: int, request: ScoringRequest, limits: Limits, on_score: OnScore) -> None:
+    def _alone(self, request: ScoringRequest, limits: Limits) -> Score:
+        """The score of one request that shares nothing."""
         plan = plan_scoring([request], limits, self.sharing.sharing, self.sharing.cache)
-        self._run(plan, [request], lambda _, score: on_score(index, score), lambda count: None)
+        found = [UNDEFINED]
+        self._run(plan, [request], found.__setitem__, lambda count: None)
+        return found[0]
 
     def _run(
         self, plan: ScoringPlan, requests: Sequence[ScoringRequest], on_score: OnScore, on_tokens: OnTokens
@@ -118,8 +130,8 @@ class Scorer:
                 limits = plan.limits.halved()
                 if limits == plan.limits:
                     raise OutOfMemoryError(
-                        "memory holds the model, but not one row of these requests beside it: give a smaller --max_length, "
-                        "or quantise the model (--quantize 4)"
+                        "memory holds the model, but not one row of these requests beside it: "
+                        "give a smaller --max_length, or quantise the model (--quantize 4)"
                     ) from error
             left = [index for place, index in enumerate(left) if tally.missing[place]]
             mx.clear_cache()

@@ -22,12 +22,22 @@ from mlx_eval.engine.execute import Executor, Tally
 from mlx_eval.engine.kv import CacheFactory, arrays_of
 from mlx_eval.engine.plan import CacheSize, Level, Limits, Sharing, plan_scoring
 from mlx_eval.models.head import RowHead
-from mlx_eval.records import IntArray, ScoringRequest
+from mlx_eval.records import IntArray, Score, ScoringRequest
 
 FAILURES: Final = (ValueError, TypeError, AttributeError, IndexError, RuntimeError, NotImplementedError)
 """What a model that cannot be run in some way may raise."""
-PROBE_LIMITS: Final = Limits(max_rows=8, batch_tokens=48)
-"""So small that the probe has a prefix, copies of parents and padded rows, several batches of each."""
+PROBE_LIMITS: Final = Limits(max_rows=6)
+"""So few rows that the probe's forests take several batches."""
+
+Tree = tuple[int, tuple[Any, ...]]
+"""A node's length, and below it a tree or a length for each child."""
+PROBE: Final[tuple[tuple[Tree, ...], ...]] = (
+    ((11, (1, 2, 5, (9, ((3, (1, 4, 2)), (6, (3, 1)), (4, (2, 5)), 1, 2, 1)))),),
+    ((11, ((3, (1, 4, 2)), (6, (3, 1)), 1, 2, 5)), (7, ((5, (1, 3)), (2, (2, 2)))), (4, (1, 1, 1))),
+    ((6, (1, 1, 1, 1)),),
+)
+"""One stem, whose rows stand behind prefixes within prefixes; three stems, whose rows get copies; and rows of
+single tokens, for which many models have code of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +100,12 @@ class ModelSharing:
 
 def find_sharing(model: nn.Module, head: RowHead) -> ModelSharing:
     """Find the fastest way that gives the numbers of each row alone."""
-    requests = probe_requests(head.vocab_size)
-    alone = _scores(model, head, WAYS[-1], requests)
+    forests = probe_requests(head.vocab_size)
+    alone = _scores(model, head, WAYS[-1], forests)
     findings: list[str] = []
     for way in WAYS[:-1]:
         try:
-            together = _scores(model, head, way, requests)
+            together = _scores(model, head, way, forests)
         except FAILURES as error:
             findings.append(f"{describe(way)}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
             continue
@@ -132,24 +142,23 @@ def tolerance(dtype: mx.Dtype) -> float:
     return math.pow(mx.finfo(dtype).eps, 0.6)
 
 
-def probe_requests(vocab_size: int) -> list[ScoringRequest]:
-    """A forest of two prefixes with branches of unequal length, three levels deep."""
+def probe_requests(vocab_size: int) -> list[list[ScoringRequest]]:
+    """The requests of each forest of `PROBE`, all tokens of which are scored."""
     rng = np.random.default_rng(0)
+    forests: list[list[ScoringRequest]] = []
 
-    def ids(count: int) -> IntArray:
-        return rng.integers(1, min(vocab_size, 1000), count, dtype=np.int32)
+    def grow(above: IntArray, tree: Any) -> None:
+        length, children = (tree, ()) if isinstance(tree, int) else tree
+        ids = rng.integers(1, min(vocab_size, 1000), length + 1, dtype=np.int32)  # the last is never fed
+        forests[-1].append(ScoringRequest(above, ids) if above.size else ScoringRequest(ids[:1], ids[1:]))
+        for child in children:
+            grow(np.concatenate([above, ids[:-1]]), child)
 
-    requests = []
-    for length, branches in (
-        (11, ((3, (1, 4, 2)), (6, (3, 1)), (4, (2, 5, 3)), (1, (2, 2)))),
-        (7, ((5, (1, 3)),)),
-    ):
-        stem = ids(length)
-        for branch_len, leaves in branches:
-            branch = np.concatenate([stem, ids(branch_len)])
-            requests += [ScoringRequest(branch, ids(leaf + 1)) for leaf in leaves]
-        requests += [ScoringRequest(stem, ids(leaf)) for leaf in (1, 2, 5)]
-    return requests
+    for trees in PROBE:
+        forests.append([])
+        for tree in trees:
+            grow(np.zeros(0, np.int32), tree)
+    return forests
 
 
 def cache_size(model: nn.Module, factory: CacheFactory) -> CacheSize:
@@ -169,18 +178,18 @@ def _factory(model: Any, way: Way) -> CacheFactory:
 
 
 def _scores(
-    model: nn.Module, head: RowHead, way: Way, requests: Sequence[ScoringRequest]
+    model: nn.Module, head: RowHead, way: Way, forests: Sequence[Sequence[ScoringRequest]]
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
     factory = _factory(model, way)
     sharing = Sharing(way.level, way.branches, factory.keys_only)
-    plan = plan_scoring(requests, PROBE_LIMITS, sharing, split_tokens=1)
-    scores = np.empty(len(requests))
-
-    def note(index: int, score: Any) -> None:
-        scores[index] = score.logprob
-
-    Executor(model, head, factory, plan=plan, requests=requests, tally=Tally(requests, note)).run()
-    return scores
+    scores: list[float] = []
+    for requests in forests:
+        plan = plan_scoring(requests, PROBE_LIMITS, sharing, split_tokens=1)
+        found: dict[int, Score] = {}
+        tally = Tally(requests, found.__setitem__)
+        Executor(model, head, factory, plan=plan, requests=requests, tally=tally).run()
+        scores += [found[index].logprob for index in range(len(requests))]
+    return np.array(scores)
 
 
 def _difference(

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
-ANSWERING: Final = ("encode", "plan", "score", "generate")
-"""The stages in which a backend answers lm-eval's requests."""
+FINGERPRINT: Final = "fingerprint"
+"""The one stage of a backend that answers no request: what lm-eval is told of the weights in the end."""
 ASKED: Final = "asked"
 """The moment at which lm-eval's first requests came."""
 ANSWERED: Final = "answered"
@@ -33,16 +33,16 @@ class Stopwatch:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Add the time that the block takes to `stage`; note when the first answering began, the last ended."""
+        """Add the time that the block takes to `stage`; the first one to begin and the last to end are marked."""
         start = time.perf_counter()
-        if stage in ANSWERING:
+        if stage != FINGERPRINT:
             self.moments.setdefault(ASKED, start)
         try:
             yield
         finally:
             end = time.perf_counter()
             self.seconds[stage] = self.seconds.get(stage, 0.0) + end - start
-            if stage in ANSWERING:
+            if stage != FINGERPRINT:
                 self.moments[ANSWERED] = end
 
     def mark(self, moment: str) -> None:

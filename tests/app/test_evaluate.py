@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from mlx_eval.app import evaluate as module
 from mlx_eval.app.evaluate import Job, evaluate, versions
 from mlx_eval.errors import InvalidOptionError, MlxEvalError, ModelError, OutputError, UnknownNameError
+from mlx_eval.harness.statistics import RunStatistics, Stopwatch
 from mlx_eval.harness.tasks import task_manager
 from tests.harness.offline_tasks import write_tasks
 from tests.tiny import write_directory
@@ -67,9 +69,38 @@ def test_a_job_writes_its_folder_and_sums_up(model: str, tasks: Path, tmp_path: 
     assert record["tokens"]["computed"] <= record["tokens"]["naive"]
     assert record["peak_memory_bytes"]["process"] > 2**20
     seconds = record["seconds"]
-    parts = sum(value for stage, value in seconds.items() if stage != "total")
-    assert seconds["total"] == pytest.approx(parts, abs=0.01)  # each is rounded to milliseconds
+    assert {"imports", "index", "data", "load", "requests", "score", "generate", "metrics"} <= set(seconds)
+    parts = sum(value for stage, value in seconds.items() if stage not in ("total", "first_batch"))
+    assert seconds["total"] == pytest.approx(parts, abs=0.02)  # each is rounded to milliseconds
+    assert all(value >= 0 for value in seconds.values())
     assert set(record["tokens_per_second"]) == {"score", "generate"}
+
+
+def test_seconds_count_from_the_start_of_the_program(model: str, tasks: Path) -> None:
+    began = time.perf_counter() - 1000
+    before = time.time() - 1000
+    job = Job(model, ("tiny_text",), include_path=(str(tasks),))
+    record = evaluate(job, began=began).record
+    assert 1000 <= record["seconds"]["imports"] < record["seconds"]["total"] == pytest.approx(1000, abs=500)
+    started = time.mktime(time.strptime(record["started"][:19], "%Y-%m-%dT%H:%M:%S"))
+    assert started == pytest.approx(before, abs=500)
+
+
+def test_stages_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopwatch = Stopwatch({"imports": 3.0, "index": 1.0, "data": 0.5, "load": 2.0})
+    statistics = RunStatistics({"encode": 0.25, "score": 5.0, "fingerprint": 1.5})
+    statistics.moments.update(asked=110.0, first_batch=112.0, answered=116.0)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: 120.0)
+    assert module._stages(stopwatch, statistics, began=100.0, handed_over=107.0) == {
+        "imports": 3.0, "index": 1.0, "data": 0.5, "load": 2.0, "requests": 3.0, "encode": 0.25, "score": 5.0,
+        "fingerprint": 1.5, "metrics": 2.5, "other": 1.25, "total": 20.0, "first_batch": 12.0,
+    }  # fmt: skip
+
+
+def test_where_nothing_was_asked_there_is_no_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "perf_counter", lambda: 120.0)
+    stages = module._stages(Stopwatch({"load": 2.0}), RunStatistics(), began=100.0, handed_over=107.0)
+    assert stages == {"load": 2.0, "requests": 13.0, "metrics": 0.0, "other": 5.0, "total": 20.0}
 
 
 def test_without_an_output_path_nothing_is_written(model: str, tasks: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mlx_eval.cli import doctor
-from mlx_eval.cli.main import COMMANDS, build_parser
+from mlx_eval.cli.main import COMMANDS, build_parser, main
 from mlx_eval.errors import InvalidOptionError, MissingDependencyError, ModelError
 
 HEAVY = ("mlx", "mlx_lm", "transformers", "lm_eval", "datasets", "torch", "numpy", "huggingface_hub", "gguf")
@@ -68,6 +68,23 @@ def test_examples_in_help_can_be_parsed() -> None:
     for line in lines:
         words = shlex.split(re.split(r" {3,}|>", line)[0])  # a remark follows spaces, a file >
         assert parse(parser, commands, words).command == words[0]
+
+
+def test_commands_are_told_when_the_program_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words given from Python begin now; a program began as long ago as it has computed."""
+    began: list[float] = []
+
+    def summarize(arguments: Any) -> int:
+        began.append(arguments.began)
+        return 0
+
+    monkeypatch.setattr("mlx_eval.cli.summarize.run", summarize)
+    monkeypatch.setattr(sys, "argv", ["mlx_eval", "summarize", "folder"])
+    monkeypatch.setattr("mlx_eval.cli.main.time.process_time", lambda: 5.0)
+    monkeypatch.setattr("mlx_eval.cli.main.time.perf_counter", lambda: 100.0)
+    assert main(["summarize", "folder"]) == 0
+    assert main() == 0
+    assert began == [100.0, 95.0]
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_eval.engine import together
-from mlx_eval.engine.together import decodes_together, scores_together
-from tests.tiny import RECURRENT, ScriptedModel, tiny_model
+from mlx_eval.engine.together import decodes_together
+from tests.tiny import ScriptedModel, tiny_model
 
 WINDOW = {"query_pre_attn_scalar": 8, "sliding_window": 4, "sliding_window_pattern": 2}
 
@@ -48,37 +48,3 @@ def test_a_cache_that_cannot_be_merged() -> None:
             return super().__call__(inputs)
 
     assert not decodes_together(Model("abc"))
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma2", *RECURRENT])
-def test_models_that_score_right_in_padded_batches(kind: str) -> None:
-    changes = {"query_pre_attn_scalar": 8} if kind == "gemma2" else RECURRENT.get(kind, {})
-    assert scores_together(tiny_model(kind, 64, **changes))
-
-
-def test_a_model_that_takes_padding_for_text_is_scored_a_row_at_a_time() -> None:
-    """Stands for phi3small, whose mask is wrong as soon as there are several rows."""
-    model = tiny_model("llama", 64)
-    cls = type(model)
-
-    class Mixed(cls):  # type: ignore[misc,valid-type]
-        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-            logits = super().__call__(inputs, cache=cache)
-            return logits if len(inputs) == 1 else logits[:, ::-1]
-
-    model.__class__ = Mixed
-    assert not scores_together(model)
-
-
-def test_a_model_that_refuses_several_rows() -> None:
-    model = tiny_model("llama", 64)
-    cls = type(model)
-
-    class Alone(cls):  # type: ignore[misc,valid-type]
-        def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
-            if len(inputs) > 1:
-                raise ValueError("one row only")
-            return super().__call__(inputs, cache=cache)
-
-    model.__class__ = Alone
-    assert not scores_together(model)

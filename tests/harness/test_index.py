@@ -198,6 +198,7 @@ def test_a_later_folder_goes_before_and_it_is_said(tmp_path: Path, folder: Path,
         {
             "one.yaml": f"include: {folder / 'more_yaml'}\ntask: one\ntag: fruit\n",
             "new.yaml": "task: new\n",
+            "tree.yaml": "task: tree\n",  # a tag there
         },
     )
     for _ in range(2):

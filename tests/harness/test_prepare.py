@@ -9,6 +9,7 @@ import pytest
 
 from mlx_eval.errors import MissingDependencyError, TaskError, UnknownNameError
 from mlx_eval.harness.prepare import PreparedTasks, prepare_tasks
+from mlx_eval.harness.statistics import Stopwatch
 from mlx_eval.harness.tasks import task_manager
 from tests.harness.offline_tasks import write_tasks
 
@@ -32,6 +33,15 @@ def test_groups_are_resolved_to_their_tasks(folder: Path) -> None:
     tasks = prepare(folder, "tiny_group,tiny_write")
     assert tasks.names == ["tiny_group", "tiny_write"]
     assert sorted(tasks.load(None)["tasks"]) == ["tiny_choice", "tiny_text", "tiny_write"]
+
+
+def test_its_stages_are_timed(folder: Path) -> None:
+    stopwatch = Stopwatch()
+    prepare(folder, "tiny_text", stopwatch=stopwatch)
+    assert list(stopwatch.seconds) == ["imports", "index", "data"]
+    with pytest.raises(UnknownNameError):
+        prepare(folder, "tiny_none", stopwatch=(stopwatch := Stopwatch()))
+    assert list(stopwatch.seconds) == ["imports", "index"]
 
 
 def test_it_stands_in_for_a_task_manager(folder: Path) -> None:

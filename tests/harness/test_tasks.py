@@ -16,7 +16,8 @@ from mlx_eval.errors import (
     TaskError,
     UnknownNameError,
 )
-from mlx_eval.harness.tasks import TaskInfo, describe_tasks, resolve_tasks, task_manager
+from mlx_eval.harness import index
+from mlx_eval.harness.tasks import DEMO_TASKS, TaskInfo, describe_tasks, resolve_tasks, task_manager
 
 pytest.importorskip("lm_eval")
 if TYPE_CHECKING:
@@ -42,12 +43,16 @@ FILES = {
 }
 
 
+def write(folder: Path, files: dict[str, str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tasks")
-    for name, text in FILES.items():
-        (path / name).write_text(text, encoding="utf-8")
-    return path
+    return write(tmp_path_factory.mktemp("tasks"), FILES)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +154,48 @@ def test_broken_files_in_an_include_path_are_named(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.WARNING, logger="mlx_eval.harness.tasks"):
         task_manager([str(tmp_path)], include_defaults=False)
     assert "broken.yaml" in caplog.text
+
+
+def test_broken_files_of_others_are_not_the_users_business(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "theirs", {"broken.yaml": "task: [unclosed\n", "one.yaml": "task: one\n"})
+    monkeypatch.setattr(index, "own_folder", lambda: tmp_path / "theirs")
+    with caplog.at_level(logging.WARNING):
+        assert "one" in task_manager().task_index
+    assert caplog.text == ""
+
+
+def test_a_task_that_goes_before_lm_evals_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "theirs", {"a.yaml": "task: one\ntag: few\n", "b.yaml": "task: two\ntag: few\n"})
+    write(tmp_path / "own", {"c.yaml": "task: one\ntag: few\n"})
+    monkeypatch.setattr(index, "own_folder", lambda: tmp_path / "theirs")
+    with caplog.at_level(logging.WARNING):
+        manager = task_manager(tmp_path / "own")
+    assert str(manager.task_index["one"].yaml_path) == str(tmp_path / "own" / "c.yaml")
+    (said,) = caplog.records
+    assert said.getMessage() == (
+        f"one is read from {tmp_path}/own/c.yaml, which goes before {tmp_path}/theirs/a.yaml"
+    )
+
+
+def test_a_manager_loads_tasks_as_lm_evals_own(folder: Path) -> None:
+    from lm_eval.tasks import TaskManager
+
+    plain = TaskManager(include_path=[DEMO_TASKS, folder], include_defaults=False, metadata={"key": "value"})
+    manager = task_manager(folder, include_defaults=False, metadata={"key": "value"})
+    assert vars(manager).keys() == vars(plain).keys()
+    assert manager.include_path == plain.include_path
+    assert manager.metadata == plain.metadata
+    assert manager.task_index == plain.task_index
+    loaded, expected = (one.load(["demo"]) for one in (manager, plain))
+    assert loaded["group_map"] == expected["group_map"]
+    assert list(loaded["tasks"]) == list(expected["tasks"])
+    for name, task in expected["tasks"].items():
+        assert loaded["tasks"][name].dump_config() == task.dump_config()
+        assert task.dump_config()["metadata"]["key"] == "value"
 
 
 def test_an_include_path_must_be_a_folder(tmp_path: Path) -> None:
