@@ -33,6 +33,9 @@ MAX_ROWS: Final = 512
 KV_BYTES: Final = 2**30
 """KV that scoring may hold at once where the device's memory is not asked."""
 
+CALIBRATION_TOKENS: Final = 1024
+"""Tokens that a dry run computes to tell how long the run would take."""
+
 KV_SHARE: Final = 0.5
 """Part of the free memory that KV may take; the rest is for what a forward pass computes in between."""
 

@@ -35,7 +35,8 @@ class OracleLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no type marker
         from mlx_lm.utils import load
 
         super().__init__()
-        self._model, self.tokenizer = load(str(Path(model)))
+        loaded = load(str(Path(model)))
+        self._model, self.tokenizer = loaded[0], loaded[1]
         self._model.set_dtype(mx.float32)
         self.max_length: int | None = None
         """Tokens of a window; None: texts fit into the model's."""

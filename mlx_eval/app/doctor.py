@@ -58,12 +58,16 @@ def examine(model: str | None = None, loading: Mapping[str, Any] | None = None) 
 
 def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
     from mlx_eval import config
+    from mlx_eval.engine.known import sharing_of
+    from mlx_eval.engine.sharing import describe
+    from mlx_eval.engine.together import decodes_together
     from mlx_eval.models.differences import known_differences
     from mlx_eval.models.head import RowHead
     from mlx_eval.models.load import load_model
 
     loaded = load_model(source, **loading)
-    is_split = RowHead(loaded.model, config.LOGITS_BYTES).is_split
+    head = RowHead(loaded.model, config.LOGITS_BYTES)
+    sharing = sharing_of(loaded, head)
     facts = [
         ("model", source),
         ("architecture", str(loaded.config.get("model_type", "unknown"))),
@@ -77,7 +81,16 @@ def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[
         ("end of sequence", ", ".join(map(str, sorted(loaded.tokenizer.eos_token_ids))) or "none"),
         (
             "head",
-            "on scored positions only" if is_split else "on every position: the model could not be split",
+            "on scored positions only"
+            if head.is_split
+            else "on every position: the model could not be split",
+        ),
+        ("KV", f"{_size(sharing.cache.token_bytes)} a token{_a_row(sharing.cache.row_bytes)}"),
+        ("sharing", describe(sharing.way)),
+        *(("sharing off", finding) for finding in sharing.findings),
+        (
+            "decoding",
+            "rows together" if decodes_together(loaded.model) else "one row at a time: mlx-lm's batches fail",
         ),
         ("fingerprint", loaded.fingerprint()),
         *(("differs", text) for text in known_differences(loaded.config)),
@@ -110,6 +123,13 @@ def _is_finite(model: Any) -> bool:
     return not bool(mx.any(mx.isnan(logits)).item())
 
 
+def _a_row(num_bytes: int) -> str:
+    return f", {_size(num_bytes)} a row" if num_bytes else ""
+
+
 def _size(num_bytes: int) -> str:
-    """Bytes in MiB or GiB."""
-    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"
+    """Bytes in KiB, MiB or GiB."""
+    for name, unit in (("GiB", GIB), ("MiB", 2**20)):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes / 2**10:.1f} KiB"

@@ -35,7 +35,12 @@ def add_parser(subparsers: Subparsers) -> None:
     group = parser.add_argument_group("text")
     group.add_argument("--text", required=True, metavar="FILE", help="a text file in UTF-8")
     group.add_argument("--max_length", type=window, metavar="N", help="context window in tokens")
-    group.add_argument("--batch_size", type=rows, metavar="N", help="windows computed together (default: 8)")
+    group.add_argument(
+        "--batch_size",
+        type=rows,
+        metavar="N",
+        help="the most windows computed together (default: auto, what fits)",
+    )
     group.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(func=run)
 

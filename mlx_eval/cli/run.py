@@ -68,7 +68,10 @@ def add_parser(subparsers: Subparsers) -> None:
     _add_prompt_arguments(parser)
     engine = parser.add_argument_group("computing")
     engine.add_argument(
-        "--batch_size", type=rows, metavar="N", help="rows computed together (default, and auto: 8)"
+        "--batch_size",
+        type=rows,
+        metavar="N",
+        help="the most rows computed together (default: auto, what fits)",
     )
     engine.add_argument("--max_length", type=window, metavar="N", help="context window in tokens")
     engine.add_argument(
@@ -78,6 +81,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "--cache_requests",
         choices=("true", "refresh", "delete"),
         help="keep lm-eval's requests between runs: use, make anew, or delete them",
+    )
+    engine.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="plan only: print tokens, memory and about how long it would take",
+    )
+    engine.add_argument(
+        "--no_weights", action="store_true", help="with --dry_run: do not load the model; no time is measured"
     )
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -123,7 +134,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Do it and print the table."""
     if arguments.log_samples and arguments.output_path is None:
         raise InvalidOptionError("--log_samples needs a folder to write to: add --output_path DIR")
+    if arguments.no_weights and not arguments.dry_run:
+        raise InvalidOptionError("--no_weights goes with --dry_run only")
     job = _job(arguments)
+    if arguments.dry_run:
+        from mlx_eval.app.dry_run import forecast
+        from mlx_eval.cli.dry_run import show
+
+        show(forecast(job, weights=not arguments.no_weights, on_stage=say))
+        return 0
     from mlx_eval.app.evaluate import evaluate
 
     outcome = evaluate(job, say)

@@ -19,14 +19,15 @@ OUT_OF_MEMORY: Final = ("[malloc", "[metal::malloc", "Insufficient Memory", "Out
 """Parts of the messages that MLX raises when memory runs out."""
 
 
-def scoring_limits(cache: CacheSize, batch_size: int | None = None) -> Limits:
+def scoring_limits(cache: CacheSize, batch_size: int | None = None, *, reserved_bytes: int = 0) -> Limits:
     """Limits for the memory that is free now.
 
     Args:
         cache: what the model keeps of each token.
         batch_size: the most rows of a batch; None: as many as fit.
+        reserved_bytes: of the free memory, what something else will take, such as weights not yet loaded.
     """
-    share = int(free_bytes() * config.KV_SHARE)
+    share = int(max(0, free_bytes() - reserved_bytes) * config.KV_SHARE)
     largest_buffer = mx.device_info().get("max_buffer_length")
     if largest_buffer:
         # keys of one layer are one buffer; layers are many, so this holds with room to spare

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,30 @@ def read_gguf(path: Path, *, keep_quantized: bool) -> Checkpoint:
             element type is not known; or its metadata lacks a key.
     """
     file = read_file(path)
+    checkpoint, tensors = _read_head(file)
+    weights, bits = _read_weights(file, tensors, keep_quantized)
+    config = checkpoint.config
+    if bits:
+        config["quantization"] = _quantization(bits)
+    dtype = float_dtype(tensors.values()) if keep_quantized else mx.float32
+    config["torch_dtype"] = str(dtype).removeprefix("mlx.core.")
+    return replace(checkpoint, weights=weights)
+
+
+def read_gguf_outline(path: Path) -> Checkpoint:
+    """The same without weights: only the file's header is read.
+
+    Raises:
+        ModelError: as `read_gguf`, but for what only the tensors show.
+    """
+    file = read_file(path)
+    checkpoint, tensors = _read_head(file)
+    checkpoint.config["torch_dtype"] = str(float_dtype(tensors.values())).removeprefix("mlx.core.")
+    return checkpoint
+
+
+def _read_head(file: GGUFFile) -> tuple[Checkpoint, dict[str, Tensor]]:
+    """Everything but the weights, and where those are, by Hugging Face's names."""
     config = model_config(file)
     names = {name: hugging_face_name(file, name) for name in file.tensors}
     tensors = {target: file.tensors[name] for name, target in names.items() if target is not None}
@@ -56,13 +81,7 @@ def read_gguf(path: Path, *, keep_quantized: bool) -> Checkpoint:
     tokenizer = read_tokenizer(file, config["max_position_embeddings"])
     ends = end_ids(file, vocabulary)
     config |= _token_ids(tokenizer, ends)
-    weights, bits = _read_weights(file, tensors, keep_quantized)
-    if bits:
-        config["quantization"] = _quantization(bits)
-    dtype = float_dtype(tensors.values()) if keep_quantized else mx.float32
-    config["torch_dtype"] = str(dtype).removeprefix("mlx.core.")
-    generation_config = _token_ids(tokenizer, ends)
-    return Checkpoint(config, weights, tokenizer, generation_config)
+    return Checkpoint(config, {}, tokenizer, _token_ids(tokenizer, ends)), tensors
 
 
 def _read_weights(

@@ -14,6 +14,8 @@ from mlx_eval.errors import ModelError
 from mlx_eval.models.checkpoint import build_model, new_model
 from mlx_eval.models.layout import BASE_PREFIXES, mlx_config, named_arrays, published_names
 
+DESCRIPTION: Final = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
+"""Files of a hub repository that are not weights."""
 HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 if TYPE_CHECKING:
@@ -27,6 +29,15 @@ def find_directory(source: str, revision: str | None) -> Path:
         ModelError: there is no such directory and the hub cannot provide it.
     """
     return local_directory(source) or _download(source, revision)
+
+
+def find_description(source: str, revision: str | None) -> Path:
+    """The same with the files that describe a model, but not necessarily its weights.
+
+    Raises:
+        ModelError: as `find_directory`.
+    """
+    return local_directory(source) or _download(source, revision, DESCRIPTION)
 
 
 def local_directory(source: str) -> Path | None:
@@ -51,7 +62,7 @@ def local_directory(source: str) -> Path | None:
     return None
 
 
-def _download(hub_id: str, revision: str | None) -> Path:
+def _download(hub_id: str, revision: str | None, patterns: list[str] | None = None) -> Path:
     from huggingface_hub.errors import (
         HfHubHTTPError,
         HFValidationError,
@@ -61,7 +72,7 @@ def _download(hub_id: str, revision: str | None) -> Path:
     from mlx_lm.utils import _download as download
 
     try:
-        return Path(download(hub_id, revision=revision))
+        return Path(download(hub_id, revision=revision, allow_patterns=patterns))
     except HFValidationError as error:
         raise ModelError(f"{hub_id} is neither a path that exists nor a valid hub id: {error}") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
@@ -87,7 +98,7 @@ def read_model(directory: Path, *, trust_remote_code: bool) -> tuple[nn.Module, 
         found = f"; it has {', '.join(others)}" if others else ""
         raise ModelError(f"{directory} holds no model*.safetensors{found}")
     weights = _read_weights(files)
-    config = _read_config(directory)
+    config = _read_raw_config(directory)
     if "tie_word_embeddings" not in config and "lm_head.weight" in weights:
         config["tie_word_embeddings"] = False  # transformers' default for most; mlx-lm's is often the other
     config = mlx_config(config)
@@ -109,7 +120,16 @@ def read_generation_config(directory: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+def read_config(directory: Path) -> dict[str, Any]:
+    """The configuration of a directory, as mlx-lm reads it.
+
+    Raises:
+        ModelError: there is none, or it is damaged.
+    """
+    return mlx_config(_read_raw_config(directory))
+
+
+def _read_raw_config(directory: Path) -> dict[str, Any]:
     from mlx_lm.utils import load_config
 
     try:

@@ -57,9 +57,8 @@ def load_model(
     """
     check_precision(dtype=dtype, quantize=quantize, dequantize=dequantize)
     _warn_about_blas()
-    name = str(source)
-    path = DEMO_DIRECTORY if name == defaults.DEMO_SOURCE else Path(name).expanduser()
-    if path.suffix == ".gguf" and (path.is_file() or not path.exists()):
+    name, path = str(source), model_path(source)
+    if names_gguf(path):
         checkpoint = _read_gguf(path, keep_quantized=keeps_quantized(dequantize))
         generation = checkpoint.generation_config
         eos = generation.get("eos_token_id", checkpoint.config.get("eos_token_id"))
@@ -67,7 +66,7 @@ def load_model(
         model = build_model(config, checkpoint.weights)
         own_tokenizer = wrap_tokenizer(checkpoint.tokenizer, eos)
     else:
-        directory = huggingface.find_directory(str(path) if name == defaults.DEMO_SOURCE else name, revision)
+        directory = huggingface.find_directory(str(path), revision)
         model, config = huggingface.read_model(directory, trust_remote_code=trust_remote_code)
         generation = huggingface.read_generation_config(directory)
         own_tokenizer = None
@@ -78,7 +77,7 @@ def load_model(
     except RuntimeError as error:  # arrays come into memory here; a file cut short shows itself
         raise ModelError(f"{name} cannot be read: {error}") from error
     if tokenizer is not None:
-        own_tokenizer = _other_tokenizer(tokenizer, config, trust_remote_code=trust_remote_code)
+        own_tokenizer = other_tokenizer(tokenizer, config, trust_remote_code=trust_remote_code)
     assert own_tokenizer is not None
     for text in known_differences(config):
         logger.warning("%s: %s", config["model_type"], text)
@@ -94,6 +93,16 @@ def check_source(source: str) -> None:
     path = Path(source).expanduser()
     if source != defaults.DEMO_SOURCE and not (path.suffix == ".gguf" and path.is_file()):
         huggingface.local_directory(source)
+
+
+def model_path(source: str | Path) -> Path:
+    """The place that `source` names, or its hub id as a path."""
+    return DEMO_DIRECTORY if str(source) == defaults.DEMO_SOURCE else Path(source).expanduser()
+
+
+def names_gguf(path: Path) -> bool:
+    """Whether a path is, or would be, that of a GGUF file."""
+    return path.suffix == ".gguf" and not path.is_dir()
 
 
 def wrap_tokenizer(tokenizer: Any, eos_token_ids: Any) -> TokenizerWrapper:
@@ -114,7 +123,7 @@ def _read_gguf(path: Path, *, keep_quantized: bool) -> Checkpoint:
     return read_gguf(path, keep_quantized=keep_quantized)
 
 
-def _other_tokenizer(
+def other_tokenizer(
     tokenizer: Any, config: Mapping[str, Any], *, trust_remote_code: bool
 ) -> TokenizerWrapper:
     """The tokenizer that the user asked for instead of the model's own."""

@@ -1,0 +1,117 @@
+"""What a run would compute, before it does: the plan's figures, what the model may share, and about how long.
+
+Knows the order of these steps; computes nothing but a short calibration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlx_eval import config
+from mlx_eval.app.evaluate import Job
+from mlx_eval.engine.known import fingerprint_of_source, known_sharing, remember_source, sharing_of
+from mlx_eval.engine.score import Scorer
+from mlx_eval.engine.sharing import ModelSharing, untested_sharing
+from mlx_eval.harness.adapter import LmEvalAdapter
+from mlx_eval.harness.dry_run import PlannedGeneration, PlannedScoring, PlanningLM
+from mlx_eval.harness.prepare import prepare_tasks
+from mlx_eval.models.head import RowHead
+from mlx_eval.models.load import check_source, load_model
+from mlx_eval.models.loaded import LoadedModel
+from mlx_eval.models.outline import load_outline
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a run would cost."""
+
+    scoring: tuple[PlannedScoring, ...]
+    generation: PlannedGeneration | None
+    sharing: ModelSharing
+    is_tested: bool
+    """Whether the self-test was run, now or before; False: `sharing` is hoped for."""
+    tokens_per_second: float | None
+    """Measured on a sample of the scoring requests; None: not measured."""
+
+    @property
+    def seconds(self) -> float | None:
+        """About how long scoring would take; None: not measured, or nothing to score."""
+        if self.tokens_per_second is None:
+            return None
+        return sum(one.plan.planned_tokens for one in self.scoring) / self.tokens_per_second
+
+
+def forecast(
+    job: Job, *, weights: bool = True, on_stage: Callable[[str], None] = lambda text: None
+) -> Forecast:
+    """Plan a job.
+
+    Args:
+        job: what would be done.
+        weights: whether to load the model, to test and time it.
+        on_stage: told what begins, for somebody who waits.
+
+    Raises:
+        MlxEvalError: whatever a run would raise before it computes.
+    """
+    check_source(job.model)
+    evaluation = {**job.evaluation, "predict_only": True, "bootstrap_iters": 0}
+    evaluation.pop("use_cache", None)  # a dry run answers nothing and is to write nothing
+    on_stage("reading lm-eval's task files and the data")
+    tasks = prepare_tasks(
+        job.tasks,
+        include_path=job.include_path,
+        confirm_run_unsafe_code=bool(job.evaluation.get("confirm_run_unsafe_code", False)),
+        metadata={"pretrained": job.model, **(job.evaluation.get("metadata") or {})},
+    )
+    on_stage(f"loading {job.model}" if weights else f"reading what {job.model} is")
+    loaded = load_model(job.model, **job.loading) if weights else load_outline(job.model, **job.loading)
+    scorer = _scorer(loaded, job) if weights else None
+    sharing = _known(loaded, job) if scorer is None else scorer.sharing
+    lm = PlanningLM(
+        loaded,
+        sharing or untested_sharing(loaded.model),
+        reserved_bytes=0 if weights else loaded.num_bytes,
+        **job.backend,
+    )
+    on_stage("planning")
+    LmEvalAdapter(lm).evaluate(tasks, **evaluation)
+    speed = None
+    if scorer is not None and lm.scoring:
+        on_stage("timing a sample")
+        speed = _tokens_per_second(scorer, max(lm.scoring, key=lambda one: one.plan.planned_tokens))
+    return Forecast(
+        tuple(lm.scoring),
+        lm.generation,
+        sharing or untested_sharing(loaded.model),
+        is_tested=sharing is not None,
+        tokens_per_second=speed,
+    )
+
+
+def _scorer(loaded: LoadedModel, job: Job) -> Scorer:
+    head = RowHead(loaded.model, config.LOGITS_BYTES)
+    scorer = Scorer(loaded.model, head, sharing_of(loaded, head))
+    remember_source(job.model, job.loading, loaded.fingerprint())
+    return scorer
+
+
+def _known(loaded: LoadedModel, job: Job) -> ModelSharing | None:
+    fingerprint = fingerprint_of_source(job.model, job.loading)
+    return None if fingerprint is None else known_sharing(fingerprint)
+
+
+def _tokens_per_second(scorer: Scorer, work: PlannedScoring) -> float:
+    """Planned tokens a second of wall time, on requests taken evenly from all of them."""
+    share = config.CALIBRATION_TOKENS / work.plan.planned_tokens
+    wanted = max(1, round(len(work.requests) * min(1.0, share)))
+    places = [place * len(work.requests) // wanted for place in range(wanted)]
+    sample: Sequence[Any] = [work.requests[place] for place in places]
+    plan = scorer.plan(sample, work.plan.limits.max_rows)
+    scorer.run(scorer.plan(sample[:1]), sample[:1], lambda index, score: None)  # the first run compiles
+    start = time.perf_counter()
+    scorer.run(plan, sample, lambda index, score: None)
+    return plan.planned_tokens / (time.perf_counter() - start)
