@@ -141,8 +141,8 @@ def parse_arguments() -> argparse.Namespace:
     add(
         "--backends",
         type=names_among(list(BACKENDS)),
-        default=list(BACKENDS),
-        help=f"of {','.join(BACKENDS)}",
+        default=list(COMPARED),
+        help=f"of {','.join(BACKENDS)} (default: {','.join(COMPARED)})",
     )
     add("--batch_size", default="auto", help="of ours")
     add("--peer_batch_size", type=int, help="of the peers (default: set for each work)")

@@ -21,6 +21,9 @@ PREFILL_STEP: Final = 2048
 """Tokens of a row computed in one forward pass. A multiple of 256: mlx-lm's mamba2 kernels go silently
 wrong for padded chunks that are not."""
 
+CPU_PREFILL_STEP: Final = 512
+"""The same on the CPU device, whose attention computes what the causal mask hides: half of it within a step."""
+
 SMALLEST_STEP: Final = 256
 """The same when memory ran out and less is tried."""
 

@@ -219,7 +219,7 @@ class Oracle:
     def score(self, work: Work) -> list[Answer]:
         """One request or window at a time."""
         self._lm.max_length = work.max_length
-        return _ask(self._lm, work)
+        return _ask(self._lm, work, disable_tqdm=True)
 
     def computed(self) -> Computed:
         """Its own count."""

@@ -35,6 +35,7 @@ def scoring_limits(cache: CacheSize, batch_size: int | None = None, *, reserved_
     return Limits(
         max_rows=config.MAX_ROWS if batch_size is None else batch_size,
         kv_bytes=max(share, config.BATCH_TOKENS * cache.token_bytes + cache.row_bytes),
+        step=config.CPU_PREFILL_STEP if mx.default_device() == mx.Device(mx.cpu) else config.PREFILL_STEP,
     )
 
 

@@ -1,9 +1,8 @@
-"""Whether a model's rows can be computed together: asked of the model itself, as no class or name tells.
+"""Whether a model's rows can be decoded together: asked of the model itself, as no class or name tells.
 
-Knows mlx-lm's batched and unbatched computing; knows neither requests nor text. Decoding a batch over
+Knows mlx-lm's batched and unbatched decoding; knows neither requests nor text. Decoding a batch over
 caches of unequal length fails for some of mlx-lm's models, loudly or silently (gemma2's grouped heads take
-the mask of rows for one of heads; some caches cannot be merged), and so does a right-padded batch
-(phi3small adds its boolean mask to the scores). Such models are run a row at a time.
+the mask of rows for one of heads; some caches cannot be merged). Such models are decoded a row at a time.
 """
 
 from __future__ import annotations
@@ -34,33 +33,6 @@ def decodes_together(model: nn.Module) -> bool:
     except FAILURES:
         return False
     return _agree(alone, together, dtype)
-
-
-def scores_together(model: nn.Module) -> bool:
-    """Whether right-padded rows of unequal length give the log-probabilities that each gives alone."""
-    length = max(map(len, PROBE_PROMPTS))
-    dtype, alone = _log_probabilities(model, [PROBE_PROMPTS[0]])
-    for prompt in PROBE_PROMPTS[1:]:
-        alone += _log_probabilities(model, [prompt])[1]
-    try:
-        padded = [prompt + [0] * (length - len(prompt)) for prompt in PROBE_PROMPTS]
-        _, together = _log_probabilities(model, padded)
-    except FAILURES:
-        return False
-    return _agree(
-        alone, [row[: len(prompt)] for row, prompt in zip(together, PROBE_PROMPTS, strict=True)], dtype
-    )
-
-
-def _log_probabilities(
-    model: nn.Module, rows: list[list[int]]
-) -> tuple[mx.Dtype, list[np.ndarray[Any, Any]]]:
-    """The logits' type, and [T, V] float32 of each row from one forward pass."""
-    from mlx_lm.models.cache import make_prompt_cache
-
-    logits = model(mx.array(rows), cache=make_prompt_cache(model))
-    values = logits.astype(mx.float32)
-    return logits.dtype, list(np.array(values - mx.logsumexp(values, axis=-1, keepdims=True)))
 
 
 def _agree(alone: list[np.ndarray[Any, Any]], together: list[np.ndarray[Any, Any]], dtype: mx.Dtype) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import strategies as st
 
+from mlx_eval import config
 from mlx_eval.records import ScoringRequest
 
 
@@ -24,6 +27,28 @@ def shared_requests(
         at = draw(st.integers(1, len(tokens) - 1))
         requests.append(ScoringRequest(tokens[:at], tokens[at:]))
     return requests
+
+
+class Policy(NamedTuple):
+    """What the planner takes for cheap; small numbers make rare plans of small forests."""
+
+    prefix_copies: int
+    ahead_tokens: int
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Have the planner think so while the block runs."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(config, "PREFIX_COPIES", self.prefix_copies)
+            patch.setattr(config, "AHEAD_TOKENS", self.ahead_tokens)
+            yield
+
+
+POLICIES = st.builds(
+    Policy,
+    prefix_copies=st.sampled_from([1, 12, config.PREFIX_COPIES]),
+    ahead_tokens=st.sampled_from([0, 8, config.AHEAD_TOKENS]),
+)
 
 
 def input_of(request: ScoringRequest) -> tuple[int, ...]:

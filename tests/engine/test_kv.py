@@ -16,7 +16,7 @@ from mlx_eval.engine.branch import BranchCache, Layout
 from mlx_eval.engine.plan import Batch, Level, Limits, RowKey, ScoringPlan, Sharing, plan_scoring
 from mlx_eval.engine.rows import ForkError
 from mlx_eval.records import ScoringRequest
-from tests.engine.forests import shared_requests
+from tests.engine.forests import POLICIES, Policy, shared_requests
 
 WINDOW = 3
 
@@ -146,36 +146,42 @@ BRANCHED = {
 
 @pytest.mark.parametrize("name", BRANCHED)
 @settings(deadline=None, max_examples=40)
-@given(REQUESTS, LIMITS)
+@given(REQUESTS, LIMITS, POLICIES)
 def test_tokens_see_the_way_to_them_and_nothing_else(
-    name: str, requests: list[ScoringRequest], limits: Limits
+    name: str, requests: list[ScoringRequest], limits: Limits, policy: Policy
 ) -> None:
     factory = kv.CacheFactory(model_with(*BRANCHED[name]))
     assert factory.keys_only
     for level in (Level.RAGGED, Level.EQUAL):
-        Walk(plan_scoring(requests, limits, Sharing(level), split_tokens=0), factory)
+        with policy.applied():
+            plan = plan_scoring(requests, limits, Sharing(level), split_tokens=0)
+        Walk(plan, factory)
 
 
 @settings(deadline=None, max_examples=60)
-@given(REQUESTS, LIMITS)
+@given(REQUESTS, LIMITS, POLICIES)
 def test_recurrent_states_beside_keys_hold_the_way_to_them_where_parents_have_no_padding(
-    requests: list[ScoringRequest], limits: Limits
+    requests: list[ScoringRequest], limits: Limits, policy: Policy
 ) -> None:
     factory = kv.CacheFactory(model_with(recurrent, listed(sliding, recurrent)))
     assert not factory.keys_only
     sharing = Sharing(Level.EQUAL, keys_only=False)
-    Walk(plan_scoring(requests, limits, sharing, split_tokens=0), factory)
+    with policy.applied():
+        plan = plan_scoring(requests, limits, sharing, split_tokens=0)
+    Walk(plan, factory)
 
 
 @settings(deadline=None, max_examples=60)
-@given(REQUESTS, LIMITS)
+@given(REQUESTS, LIMITS, POLICIES)
 def test_caches_of_mlx_lm_are_copied_with_their_prefixes(
-    requests: list[ScoringRequest], limits: Limits
+    requests: list[ScoringRequest], limits: Limits, policy: Policy
 ) -> None:
     factory = kv.CacheFactory(model_with(plain, recurrent), branches=False)
     assert not factory.keys_only
     sharing = Sharing(Level.EQUAL, prefix_once=False, keys_only=False)
-    Walk(plan_scoring(requests, limits, sharing, split_tokens=0), factory)
+    with policy.applied():
+        plan = plan_scoring(requests, limits, sharing, split_tokens=0)
+    Walk(plan, factory)
 
 
 # ---------------------------------------------------------------- pieces

@@ -26,7 +26,15 @@ from mlx_eval.engine.plan import (
     plan_scoring,
 )
 from mlx_eval.records import ScoringRequest
-from tests.engine.forests import input_of, maximal_inputs, prefixes_of, shared_requests, with_order
+from tests.engine.forests import (
+    POLICIES,
+    Policy,
+    input_of,
+    maximal_inputs,
+    prefixes_of,
+    shared_requests,
+    with_order,
+)
 
 LEVELS = st.sampled_from(Level)
 SHARINGS = st.builds(Sharing, LEVELS, st.booleans(), st.booleans())
@@ -136,11 +144,17 @@ class Ledger:
         return self.plan.batches[key.batch].rows[key.row]
 
 
-@given(REQUESTS, LIMITS, SHARINGS, CACHES, SPLITS)
-def test_what_a_batch_needs_is_held_until_then_and_no_longer(
-    requests: list[ScoringRequest], limits: Limits, sharing: Sharing, cache: CacheSize, split: int
+@given(REQUESTS, LIMITS, SHARINGS, CACHES, SPLITS, POLICIES)
+def test_what_a_batch_needs_is_held_until_then_and_no_longer(  # noqa: PLR0917
+    requests: list[ScoringRequest],
+    limits: Limits,
+    sharing: Sharing,
+    cache: CacheSize,
+    split: int,
+    policy: Policy,
 ) -> None:
-    plan = plan_scoring(requests, limits, sharing, cache, split)
+    with policy.applied():
+        plan = plan_scoring(requests, limits, sharing, cache, split)
     ledger = Ledger(plan, sharing, cache)
     assert plan.peak_kv_bytes == ledger.peak
     used = [
@@ -158,11 +172,12 @@ def test_what_a_batch_needs_is_held_until_then_and_no_longer(
     assert used == freed_in  # as soon as the last batch that needs it is sent
 
 
-@given(REQUESTS, LIMITS, SHARINGS, SPLITS)
+@given(REQUESTS, LIMITS, SHARINGS, SPLITS, POLICIES)
 def test_every_request_is_answered_once_and_figures_are_those_of_a_recount(
-    requests: list[ScoringRequest], limits: Limits, sharing: Sharing, split: int
+    requests: list[ScoringRequest], limits: Limits, sharing: Sharing, split: int, policy: Policy
 ) -> None:
-    plan = plan_scoring(requests, limits, sharing, split_tokens=split)
+    with policy.applied():
+        plan = plan_scoring(requests, limits, sharing, split_tokens=split)
     answered: Counter[tuple[int, int]] = Counter()
     for row in rows_of(plan):
         for answer in row.answers:
@@ -206,12 +221,13 @@ def test_models_that_share_no_prefix_compute_each_input_that_begins_no_other(
         assert sorted(tokens_of(plan, row) for row in rows_of(plan)) == maximal_inputs(requests)
 
 
-@given(REQUESTS, LIMITS, st.booleans())
+@given(REQUESTS, LIMITS, st.booleans(), POLICIES)
 def test_rows_that_are_gone_on_from_have_no_padding_where_padding_would_be_read(
-    requests: list[ScoringRequest], limits: Limits, keys_only: bool
+    requests: list[ScoringRequest], limits: Limits, keys_only: bool, policy: Policy
 ) -> None:
     """Level EQUAL: a recurrent state runs over padding, so what becomes a parent or a prefix has none."""
-    plan = plan_scoring(requests, limits, Sharing(Level.EQUAL, keys_only=keys_only), split_tokens=0)
+    with policy.applied():
+        plan = plan_scoring(requests, limits, Sharing(Level.EQUAL, keys_only=keys_only), split_tokens=0)
     goes_on = {
         row.parent or batch.prefix
         for batch in plan.batches
@@ -369,6 +385,14 @@ def test_rows_of_unequal_length_are_apart_where_only_equal_ones_may_be_gone_on_f
         [8],
         [10],
     ]
+
+
+def test_parents_leave_as_much_memory_for_their_children() -> None:
+    requests = questions(stem=0, branches=8, branch=10)
+    plan = plan_scoring(requests, Limits(8, kv_bytes=80), split_tokens=SPLIT)
+    parents = [len(batch.rows) for batch in plan.batches if batch.rows[0].start == 0]
+    assert parents[0] == 4  # eight of them would take all of it
+    assert plan.peak_kv_bytes <= 80
 
 
 def test_a_lone_row_may_exceed_every_limit() -> None:

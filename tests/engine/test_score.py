@@ -27,7 +27,7 @@ from mlx_eval.engine.sharing import WAYS, ModelSharing, Way
 from mlx_eval.errors import OutOfMemoryError
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import Score, ScoringRequest
-from tests.engine.forests import maximal_inputs, prefixes_of, shared_requests, with_order
+from tests.engine.forests import POLICIES, Policy, maximal_inputs, prefixes_of, shared_requests, with_order
 from tests.tiny import RECURRENT, ScriptedModel, assert_scores, oracle_generate, tiny_model
 
 VOCAB = 64
@@ -157,15 +157,16 @@ LIMITS = st.builds(
 
 @pytest.mark.parametrize(("kind", "way"), ALLOWED, ids=named)
 @settings(max_examples=8, deadline=None)
-@given(FORESTS, LIMITS, st.sampled_from([1, 2, 5, 10**6]), st.randoms(use_true_random=False))
-def test_any_forest_in_any_order_batch_and_chunk_scores_as_the_oracle(  # noqa: PLR0917
-    kind: str, way: Way, requests: list[ScoringRequest], limits: Limits, head_rows: int, random: Any
+@given(FORESTS, LIMITS, st.sampled_from([1, 2, 5, 10**6]), POLICIES)
+def test_any_forest_in_any_batch_and_chunk_scores_as_the_oracle(  # noqa: PLR0917
+    kind: str, way: Way, requests: list[ScoringRequest], limits: Limits, head_rows: int, policy: Policy
 ) -> None:
     if kind == "mamba2":
         limits = replace(limits, step=config.PREFILL_STEP)  # mlx-lm computes its padded chunks wrongly
-    shuffled, _ = with_order(requests, random)
     scorer = Scorer(model(kind), head_of(kind, head_rows), sharing_of(kind, way))
-    assert_scores(model(kind), pairs(shuffled), run(scorer, planned(shuffled, limits, scorer), shuffled))
+    with policy.applied():
+        plan = planned(requests, limits, scorer)
+    assert_scores(model(kind), pairs(requests), run(scorer, plan, requests))
 
 
 @pytest.mark.parametrize("name", KINDS)
