@@ -121,13 +121,17 @@ def run(job: Job) -> Measurement:
     backend = BACKENDS[job.backend](job.model, job.batch_size)
     warm_up(backend, part)
     _reset_peak()
-    taken = []
+    bare = BareForwards(backend) if job.bare and isinstance(backend, Ours) else None
+    taken: list[Seconds] = []
     for _ in range(job.repeat):
         with stopwatch() as seconds:
             answers = backend.score(part)
         taken.append(seconds())
         computed = backend.computed()
-    peak, peak_mlx = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, _peak()
+        if len(taken) == 1:  # later peaks would be those of the bare forwards too
+            peak, peak_mlx = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, _peak()
+        if bare is not None:  # in turn, so that other work on the machine touches both alike
+            bare.run()
     middle = median(taken)
     return Measurement(
         wall=middle.wall,
@@ -138,7 +142,7 @@ def run(job: Job) -> Measurement:
         share=context_share(part, whole, backend),
         scored_tokens=tuple(backend.num_tokens(texts[-1]) for texts in part.texts),
         answers=tuple(answers),
-        plan=plan_figures(backend, job) if isinstance(backend, Ours) else None,
+        plan=plan_figures(backend, bare) if isinstance(backend, Ours) else None,
     )
 
 
@@ -147,16 +151,31 @@ def median(taken: Sequence[Seconds]) -> Seconds:
     return Seconds(statistics.median(one.wall for one in taken), statistics.median(one.cpu for one in taken))
 
 
-def plan_figures(backend: Ours, job: Job) -> PlanFigures:
-    """Read the last plan; run its forwards alone if asked to."""
-    plan, seconds = backend.scorer.plan_made, dict(backend.scorer.seconds)
-    if job.bare:
+class BareForwards:
+    """Runs the forwards of our last plan alone, and remembers how long each time took."""
+
+    def __init__(self, backend: Ours) -> None:
+        self._backend = backend
+        self._model: Any = None
+        self.taken: list[Seconds] = []
+
+    def run(self) -> None:
+        """Once."""
         from benchmarks.side_by_side.bare import BareModel, forward_shapes
 
-        shapes = list(forward_shapes(plan, backend.scorer.requests))
-        model = BareModel(backend.model)
-        model.run(shapes[:1])
-        seconds["bare"] = median([model.run(shapes) for _ in range(job.repeat)])
+        scorer = self._backend.scorer
+        shapes = list(forward_shapes(scorer.plan_made, scorer.requests))
+        if self._model is None:
+            self._model = BareModel(self._backend.model)
+            self._model.run(shapes[:1])  # to warm up
+        self.taken.append(self._model.run(shapes))
+
+
+def plan_figures(backend: Ours, bare: BareForwards | None) -> PlanFigures:
+    """Read the last plan."""
+    plan, seconds = backend.scorer.plan_made, dict(backend.scorer.seconds)
+    if bare is not None:
+        seconds["bare"] = median(bare.taken)
     figures = {name: getattr(plan, name) for name in PlanFigures.__dataclass_fields__ if name != "seconds"}
     return PlanFigures(**figures, seconds=seconds)
 

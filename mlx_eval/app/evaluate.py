@@ -16,6 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from mlx_eval.engine.known import remember_source
+from mlx_eval.engine.sharing import describe
 from mlx_eval.errors import InputError, OutputError
 from mlx_eval.harness.adapter import LmEvalAdapter
 from mlx_eval.harness.files import new_tracker, write_results
@@ -101,6 +103,7 @@ def evaluate(
     results = adapter.evaluate(tasks, **evaluation)
     adapter.lm.statistics.seconds = _stages(stopwatch, adapter.lm.statistics, began, handed_over)
     fingerprint = str(results["config"]["model_fingerprint"])  # a pass over all weights: not twice
+    remember_source(job.model, job.loading, fingerprint)
     record = _record(job, adapter.lm, started, fingerprint)
     summary = summarize(results)
     if folder is None:
@@ -201,10 +204,18 @@ def _record(job: Job, lm: MLXEvalLM, started: float, fingerprint: str) -> dict[s
         "tasks": list(job.tasks),
         "batch_size": lm.batch_size,
         "options": {**job.loading, **job.backend, **job.evaluation},
+        "sharing": _sharing(lm),
         **statistics,
         "tokens_per_second": _rates(statistics),
         "peak_memory_bytes": _peak_memory(),
     }
+
+
+def _sharing(lm: MLXEvalLM) -> dict[str, Any] | None:
+    """How far rows shared prefixes and batches, and why not more."""
+    if lm.sharing is None:
+        return None
+    return {"way": describe(lm.sharing.way), "off": list(lm.sharing.findings)}
 
 
 def versions() -> dict[str, str]:

@@ -19,12 +19,13 @@ from mlx_eval import config
 from mlx_eval.engine.decode import Decoder
 from mlx_eval.engine.known import sharing_of
 from mlx_eval.engine.score import Scorer
+from mlx_eval.engine.sharing import ModelSharing
 from mlx_eval.errors import MissingDependencyError, ModelError
 from mlx_eval.harness.chat import ChatTemplate
 from mlx_eval.harness.encoding import Encoder, fit_request, hf_tokenizer
 from mlx_eval.harness.progress import TokenProgress
 from mlx_eval.harness.prompts import GenerationLimits, generation_requests
-from mlx_eval.harness.statistics import RunStatistics
+from mlx_eval.harness.statistics import FIRST_BATCH, RunStatistics
 from mlx_eval.harness.wrapping import (
     as_loaded,
     check_ids,
@@ -132,6 +133,11 @@ class MLXEvalLM:
             yield
         finally:
             self._most_rows = before
+
+    @property
+    def sharing(self) -> ModelSharing | None:
+        """How far the model's rows shared prefixes and batches; None as long as nothing was scored."""
+        return self.__dict__["_scorer"].sharing if "_scorer" in self.__dict__ else None
 
     @property
     def max_length(self) -> int:
@@ -286,17 +292,12 @@ class MLXEvalLM:
             scorer = self._scorer
         with statistics.timed("plan"):
             plan = scorer.plan(requests, self._most_rows)
-        statistics.tokens.update(
-            naive=plan.naive_tokens,
-            unique=plan.unique_tokens,
-            computed=plan.planned_tokens,
-            padding=plan.padding,
-        )
-        statistics.forwards += plan.num_forwards
+        statistics.count_plan(plan)
         undefined = 0
 
         def check(index: int, score: Score) -> None:
             nonlocal undefined
+            statistics.mark(FIRST_BATCH)
             undefined += math.isnan(score.logprob)
             on_score(index, score)
 

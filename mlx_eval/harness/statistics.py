@@ -8,7 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from mlx_eval.engine.plan import ScoringPlan
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +60,24 @@ class RunStatistics(Stopwatch):
     requests: Counter[str] = field(default_factory=Counter)
     """By lm-eval's request type."""
     tokens: Counter[str] = field(default_factory=Counter)
-    """`naive`: a pass of its own for each request; `computed`, `padding`, `prompt`, `generated`."""
+    """`naive`: a pass of its own for each request; `unique`, `computed`, `padding`, `prompt`, `generated`."""
     forwards: int = 0
-    """Scoring batches."""
+    """Forward passes of scoring."""
+    peak_kv_bytes: int = 0
+    """The most KV that scoring was planned to hold at once."""
     notes: Counter[str] = field(default_factory=Counter)
     """Each thing worth a warning and how many requests it concerns."""
+
+    def count_plan(self, plan: ScoringPlan) -> None:
+        """Add what a plan computes."""
+        self.tokens.update(
+            naive=plan.naive_tokens,
+            unique=plan.unique_tokens,
+            computed=plan.planned_tokens,
+            padding=plan.padding,
+        )
+        self.forwards += plan.num_forwards
+        self.peak_kv_bytes = max(self.peak_kv_bytes, plan.peak_kv_bytes)
 
     def note(self, text: str, count: int = 1) -> None:
         """Remember that `count` requests are concerned by what `text` says; log it once a call."""
@@ -75,6 +91,7 @@ class RunStatistics(Stopwatch):
             "requests": dict(self.requests),
             "tokens": dict(self.tokens),
             "forwards": self.forwards,
+            "peak_kv_bytes": self.peak_kv_bytes,
             "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
             "warnings": [{"text": text, "requests": count} for text, count in self.notes.items()],
         }
