@@ -38,9 +38,10 @@ def measure(words: list[str], cache: Path) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="mlx_eval_startup_") as output:
         command = [sys.executable, "-m", "mlx_eval", "run", *words, "--output_path", output]
         started, cpu_started = time.perf_counter(), cpu_of_children()
-        subprocess.run(
-            command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, CACHE_VARIABLE: str(cache)}
-        )
+        environment = {**os.environ, CACHE_VARIABLE: str(cache)}
+        finished = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if finished.returncode:
+            sys.exit(finished.stderr)
         outside = {"program": time.perf_counter() - started, "CPU": cpu_of_children() - cpu_started}
         record: dict[str, Any] = json.loads((Path(output) / "run.json").read_text(encoding="utf-8"))
     return {**record["seconds"], **outside}

@@ -18,6 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_CACHE] = tempfile.mkdtemp(prefix="mlx_eval_tests_")
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_DATASETS_CACHE"] = os.path.join(config.stash[_CACHE], "datasets")
+    os.environ["MLX_EVAL_CACHE"] = os.path.join(config.stash[_CACHE], "mlx_eval")
     os.environ["LM_HARNESS_CACHE_PATH"] = os.path.join(config.stash[_CACHE], "requests")
 
 

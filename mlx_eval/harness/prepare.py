@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_eval.errors import MlxEvalError, TaskError
 from mlx_eval.harness.gen_kwargs import parse_gen_kwargs
-from mlx_eval.harness.imports import import_lm_eval
 from mlx_eval.harness.quiet import quiet_harness
 from mlx_eval.harness.statistics import Stopwatch
-from mlx_eval.harness.tasks import local_data, resolve_tasks, task_manager
+from mlx_eval.harness.tasks import import_task_manager, local_data, resolve_tasks, task_manager
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
@@ -91,7 +90,8 @@ def prepare_tasks(
     """
     stopwatch = stopwatch or Stopwatch()
     with stopwatch.timed("imports"):
-        import_lm_eval()
+        import_task_manager()
+        import lm_eval.evaluator  # noqa: F401  (most of it is there by now)
     with stopwatch.timed("index"):
         if manager is None:
             manager = task_manager(include_path, metadata=metadata)

@@ -55,15 +55,15 @@ def test_blocks_within_blocks_give_the_name_back_once() -> None:
 
 
 def test_a_class_of_the_users_finds_the_module_of_its_base_class() -> None:
-    model = tiny_model("llama", VOCAB)
-    cls = type(model)
+    attention = tiny_model("llama", VOCAB).layers[0].self_attn
+    cls = type(attention)
 
     class Mine(cls):  # type: ignore[misc,valid-type]
         pass
 
-    model.__class__ = Mine
+    attention.__class__ = Mine
     before = originals()
-    with prefix_attention_in(model):
+    with prefix_attention_in(attention):  # nothing else in it is of that module
         assert originals()[1] is not before[1]
 
 

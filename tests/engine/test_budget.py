@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import builtins
 import io
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -9,7 +10,7 @@ import pytest
 
 from mlx_eval import config
 from mlx_eval.engine import budget
-from mlx_eval.engine.plan import CacheSize, Limits
+from mlx_eval.engine.plan import CacheSize
 from tests.tiny import tiny_model
 
 GIGABYTE = 2**30
@@ -63,9 +64,26 @@ def test_this_machine_says_something_sensible() -> None:
 def test_keys_and_values_take_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     device(monkeypatch, max_recommended_working_set_size=20 * GIGABYTE)
     limits = budget.scoring_limits(CacheSize(1000))
-    assert limits == Limits(max_rows=config.MAX_ROWS, kv_bytes=int(20 * GIGABYTE * config.KV_SHARE))
-    assert limits.batch_tokens == config.BATCH_TOKENS
-    assert budget.scoring_limits(CacheSize(1000), 5).max_rows == 5
+    assert limits.kv_bytes == int(20 * GIGABYTE * config.KV_SHARE)
+    assert (limits.max_rows, limits.batch_tokens) == (config.MAX_ROWS, config.BATCH_TOKENS)
+    assert budget.scoring_limits(CacheSize(1000), 5) == replace(limits, max_rows=5)
+
+
+def test_what_something_else_will_take_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    device(monkeypatch, max_recommended_working_set_size=20 * GIGABYTE)
+    limits = budget.scoring_limits(CacheSize(1), reserved_bytes=4 * GIGABYTE)
+    assert limits.kv_bytes == int(16 * GIGABYTE * config.KV_SHARE)
+    none_left = budget.scoring_limits(CacheSize(1), reserved_bytes=40 * GIGABYTE)
+    assert none_left.kv_bytes == config.BATCH_TOKENS
+
+
+@pytest.mark.parametrize(("kind", "step"), [(mx.cpu, config.CPU_PREFILL_STEP), (mx.gpu, config.PREFILL_STEP)])
+def test_long_rows_are_computed_in_steps_that_suit_the_device(
+    kind: Any, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(kind))
+    assert budget.scoring_limits(CacheSize(1)).step == step
+    assert step % 256 == 0  # mlx-lm's mamba2 kernels
 
 
 def test_buffers_that_are_small_keep_them_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from mlx import nn
 from mlx_eval_kernels import NO_TARGET
 
 from mlx_eval import config
-from mlx_eval.engine import execute
+from mlx_eval.engine import budget, execute
 from mlx_eval.engine.execute import Executor, Tally
 from mlx_eval.engine.kv import CacheFactory
 from mlx_eval.engine.plan import CacheSize, Level, Limits, ScoringPlan, Sharing, plan_scoring
@@ -320,8 +320,9 @@ def watched(kind: str, way: Way, fail: Callable[[tuple[int, ...]], None]) -> Ite
     ids=named,
 )
 @pytest.mark.parametrize("limits", [Limits(4), Limits(4, batch_tokens=12), Limits(2, step=3)], ids=str)
-def test_forwards_and_tokens_are_those_of_the_plan(
-    kind: str, way: Way, limits: Limits, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_one_stem", [False, True])
+def test_forwards_and_tokens_are_those_of_the_plan_and_nothing_is_held_afterwards(
+    kind: str, way: Way, limits: Limits, has_one_stem: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executors: list[Executor] = []
     keep = Executor.run
@@ -331,7 +332,7 @@ def test_forwards_and_tokens_are_those_of_the_plan(
         keep(self)
 
     monkeypatch.setattr(Executor, "run", remembered)
-    requests = [*family(), *random_requests(3)]
+    requests = family() if has_one_stem else [*family(), *random_requests(3)]
     counted: list[int] = []
     with watched(kind, way, lambda shape: None) as (scorer, calls):
         plan = planned(requests, limits, scorer)
@@ -342,6 +343,22 @@ def test_forwards_and_tokens_are_those_of_the_plan(
     assert sum(counted) == plan.planned_tokens
     (executor,) = executors
     assert (executor._states, executor._prefixes) == ({}, {})
+
+
+def test_the_models_memory_is_wired_once_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Any] = []
+
+    @contextmanager
+    def wired(network: Any) -> Iterator[None]:
+        events.append(network)
+        yield
+        events.append("released")
+
+    monkeypatch.setattr(budget, "wired", wired)
+    scorer = Scorer(model(), head_of("llama"), sharing_of("llama", RAGGED))
+    requests = [*family(), ScoringRequest([1], [VOCAB])]  # one is no number, and computed again
+    scorer.run(planned(requests, Limits(4), scorer), requests, lambda index, score: events.append("score"))
+    assert events == [model(), *["score"] * len(requests), "released"]
 
 
 def test_shared_prefixes_are_computed_once_and_rows_that_start_afresh_each_time() -> None:

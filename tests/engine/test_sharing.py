@@ -352,7 +352,9 @@ def test_nan_in_batches_is_a_difference() -> None:
         logits = call(inputs)
         return logits * math.nan if len(inputs) > 2 else logits
 
-    assert found(with_call(spoil)).way == ALONE
+    result = found(with_call(spoil))
+    assert result.way == ALONE
+    assert "by inf of" in result.findings[0]
 
 
 # ---------------------------------------------------------------- the probe
