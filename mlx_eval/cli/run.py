@@ -145,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from mlx_eval.app.evaluate import evaluate
 
-    outcome = evaluate(job, say)
+    outcome = evaluate(job, say, began=arguments.began)
     print(outcome.summary.markdown())
     for path in outcome.files:
         print(f"wrote {path}", file=sys.stderr)

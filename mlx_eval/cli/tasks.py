@@ -15,7 +15,7 @@ EXAMPLES = """examples:
   python -m mlx_eval tasks german --kind task   names that contain a word
   python -m mlx_eval tasks my_task --include_path my_tasks/
 
-Reading lm-eval's task files takes some seconds. No data are downloaded.
+The first time, reading lm-eval's task files takes some seconds. No data are downloaded.
 """
 
 SHOTS_NOTE = (

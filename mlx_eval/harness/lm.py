@@ -25,7 +25,7 @@ from mlx_eval.harness.chat import ChatTemplate
 from mlx_eval.harness.encoding import Encoder, fit_request, hf_tokenizer
 from mlx_eval.harness.progress import TokenProgress
 from mlx_eval.harness.prompts import GenerationLimits, generation_requests
-from mlx_eval.harness.statistics import FIRST_BATCH, RunStatistics
+from mlx_eval.harness.statistics import FINGERPRINT, FIRST_BATCH, RunStatistics
 from mlx_eval.harness.wrapping import (
     as_loaded,
     check_ids,
@@ -173,11 +173,13 @@ class MLXEvalLM:
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval writes into its results beside the model's name."""
+        with self.statistics.timed(FINGERPRINT):
+            fingerprint = self.loaded.fingerprint()
         return {
             "model_num_parameters": self.loaded.num_parameters,
             "model_dtype": self.loaded.dtype,
             "model_quantization": self.loaded.quantization,
-            "model_fingerprint": self.loaded.fingerprint(),
+            "model_fingerprint": fingerprint,
         }
 
     # ---------------------------------------------------------------- encoding

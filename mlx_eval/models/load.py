@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
+
 from mlx_eval import config as defaults
 from mlx_eval.errors import ModelError
 from mlx_eval.models import huggingface, runtime
@@ -68,6 +70,8 @@ def load_model(
     else:
         directory = huggingface.find_directory(str(path), revision)
         model, config = huggingface.read_model(directory, trust_remote_code=trust_remote_code)
+        if quantize is None:
+            mx.async_eval(model.parameters())  # the disk is read while the tokenizer is
         generation = huggingface.read_generation_config(directory)
         own_tokenizer = None
         if tokenizer is None:

@@ -80,7 +80,7 @@ def test_files_of_a_run(command: Any, tmp_path: Path) -> None:
     assert record["batch_size"] == 3
     assert record["requests"] == {"generate_until": 2}
     assert record["options"]["num_fewshot"] == 1
-    assert {"tasks", "load", "generate", "total"} <= set(record["seconds"])
+    assert {"index", "load", "generate", "total"} <= set(record["seconds"])
     assert record["tokens_per_second"]["generate"] > 0
     assert sorted(record["files"]) == [name for name in names if name != "run.json"]
     assert all(f"wrote {folder / name}" in err for name in names)
