@@ -146,7 +146,8 @@ class BranchCache:
         """A mask of `make_mask` that has no columns for the prefix, with them."""
         if not isinstance(mask, mx.array):
             return mask  # everything up to the token itself: so it is with the prefix in front
-        seen = mx.ones((*mask.shape[:-1], self.layout.prefix_len), dtype=mx.bool_)
+        ones = mx.ones if mask.dtype == mx.bool_ else mx.zeros
+        seen = ones((*mask.shape[:-1], self.layout.prefix_len), dtype=mask.dtype)
         return mx.concatenate([seen, mask], axis=-1)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -176,7 +177,8 @@ class BranchCache:
             if not return_array:
                 return "causal"
         with_prefix = window is not None or not self.splits_attention
-        return mx.array(layout.mask(num_queries, self._num_new, window, with_prefix))
+        mask = layout.mask(num_queries, self._num_new, window, with_prefix)
+        return mx.array(mask if layout.has_gaps else mask[0, 0])
 
     def is_trimmable(self) -> bool:
         """Rows are never shortened."""

@@ -82,14 +82,11 @@ class Limits:
     """Tokens of a row in one forward pass; longer rows take several."""
 
     def halved(self) -> Limits:
-        """For another try when memory ran out."""
-        return replace(
-            self,
-            max_rows=max(1, self.max_rows // 2),
-            batch_tokens=max(1, self.batch_tokens // 2),
-            kv_bytes=max(1, self.kv_bytes // 2),
-            step=max(config.SMALLEST_STEP, self.step // 2),
-        )
+        """For another try when memory ran out; of a single row, at once the least that there is."""
+        step = min(self.step, max(config.SMALLEST_STEP, self.step // 2))
+        if self.max_rows == 1:
+            return Limits(1, 1, 1, min(self.step, config.SMALLEST_STEP))
+        return Limits(self.max_rows // 2, max(1, self.batch_tokens // 2), max(1, self.kv_bytes // 2), step)
 
 
 class RowKey(NamedTuple):
@@ -216,6 +213,8 @@ class _Ready(NamedTuple):
 
     node: Node
     parent: RowKey | None
+    num_slots: int = 0
+    """Own slots up to the parent's last token, padding between its ancestors' included."""
 
 
 @dataclass(slots=True, eq=False)
@@ -256,6 +255,8 @@ class _Group:
     """Of the longest node."""
     start: int = 0
     """The furthest."""
+    num_slots: int = 0
+    """The most."""
     num_parents: int = 0
     """Nodes that have children."""
 
@@ -266,6 +267,7 @@ class _Group:
         self.num_tokens += node.length
         self.length = max(self.length, node.length)
         self.start = max(self.start, node.start)
+        self.num_slots = max(self.num_slots, ready.num_slots)
         self.num_parents += bool(node.children)
 
 
@@ -288,7 +290,9 @@ class _Packer:
         self._sharing = sharing
         self._cache = cache
         self._held: dict[int | RowKey, _Held] = {}
-        self._ahead_bytes = min(limits.kv_bytes // 4, config.AHEAD_TOKENS * cache.token_bytes)
+        self._ahead_bytes = 0  # a row's caches come from one batch: those that are copied may not fit together
+        if sharing.prefix_once:
+            self._ahead_bytes = min(limits.kv_bytes // 4, config.AHEAD_TOKENS * cache.token_bytes)
 
     def pack(self, forest: Forest) -> None:
         """Plan all batches."""
@@ -308,20 +312,20 @@ class _Packer:
         source = layer.parents or layer.leaves
         group = _Group()
         group.add(source.pop())
-        while source and self._fits(group, source[-1].node, family):
+        while source and self._fits(group, source[-1]):
             group.add(source.pop())
         self._top_up(group, family)
         group.rows.sort(key=lambda ready: ready.parent or (-1, -1))
         index = len(self.batches)
         begun: list[_Family] = []
         children: list[_Ready] = []
-        for row, (node, _) in enumerate(group.rows):
+        for row, (node, _, _) in enumerate(group.rows):
             key = RowKey(index, row)
             if self._becomes_prefix(node, group, family):
                 members = self._layer(_Ready(child, None) for child in node.children)
                 begun.append(_Family(key, node.end, [members]))
             else:
-                children += [_Ready(child, key) for child in node.children]
+                children += [_Ready(child, key, group.num_slots + node.length) for child in node.children]
         family.below += children
         self._record(family, group, begun, len(children))
         if not layer.parents or self._held_bytes() > self._ahead_bytes:
@@ -337,7 +341,7 @@ class _Packer:
     def _record(self, family: _Family, group: _Group, begun: Sequence[_Family], num_children: int) -> None:
         """Add a batch, and count what is held and freed."""
         index = len(self.batches)
-        running = self._bytes(len(group.rows), group.start, group.length, family)
+        running = self._bytes(len(group.rows), group.start, group.num_slots, group.length)
         self.peak_kv_bytes = max(self.peak_kv_bytes, running + self._held_bytes())
         frees: list[int | RowKey] = []
         for ready in group.rows:
@@ -358,7 +362,7 @@ class _Packer:
             Batch(
                 rows=tuple(
                     Row(node.sequence, node.start, node.end, parent, tuple(node.answers))
-                    for node, parent in group.rows
+                    for node, parent, _ in group.rows
                 ),
                 prefix=family.prefix,
                 prefix_len=family.prefix_len,
@@ -374,13 +378,14 @@ class _Packer:
         for layer in layers:
             key = self._key(group.rows[0].node)[0], group.length
             end = begin = bisect.bisect_right(layer.leaves, key, key=lambda ready: self._key(ready.node))
-            while begin and self._fits(group, layer.leaves[begin - 1].node, family):
+            while begin and self._fits(group, layer.leaves[begin - 1]):
                 begin -= 1
                 group.add(layer.leaves[begin])
             del layer.leaves[begin:end]
 
-    def _fits(self, group: _Group, node: Node, family: _Family) -> bool:
+    def _fits(self, group: _Group, ready: _Ready) -> bool:
         """Whether a batch may have one node more."""
+        node = ready.node
         num_rows = len(group.rows) + 1
         length = max(group.length, node.length)
         if num_rows > self._limits.max_rows or num_rows * length > self._limits.batch_tokens:
@@ -395,7 +400,8 @@ class _Packer:
         free = self._limits.kv_bytes - self._held_bytes()
         if group.num_parents:
             free //= 2  # their children need as much
-        return self._bytes(num_rows, max(group.start, node.start), length, family) <= free
+        start, num_slots = max(group.start, node.start), max(group.num_slots, ready.num_slots)
+        return self._bytes(num_rows, start, num_slots, length) <= free
 
     def _held_bytes(self) -> int:
         return sum(held.num_bytes for held in self._held.values())
@@ -408,10 +414,10 @@ class _Packer:
             return True
         return group.num_parents == 1 and family.is_done
 
-    def _bytes(self, num_rows: int, start: int, length: int, family: _Family) -> int:
+    def _bytes(self, num_rows: int, start: int, num_slots: int, length: int) -> int:
         """KV of a batch while it is computed, padding and copies of the parents' KV included."""
-        base = family.prefix_len if self._sharing.prefix_once else 0
-        return num_rows * ((start - base + length) * self._cache.token_bytes + self._cache.row_bytes)
+        before = num_slots if self._sharing.prefix_once else start
+        return num_rows * ((before + length) * self._cache.token_bytes + self._cache.row_bytes)
 
     def _layer(self, ready: Iterable[_Ready]) -> _Layer:
         nodes = sorted(ready, key=lambda one: self._key(one.node))

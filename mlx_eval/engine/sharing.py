@@ -24,7 +24,7 @@ from mlx_eval.engine.plan import CacheSize, Level, Limits, Sharing, plan_scoring
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import IntArray, Score, ScoringRequest
 
-FAILURES: Final = (ValueError, TypeError, AttributeError, IndexError, RuntimeError, NotImplementedError)
+FAILURES: Final = (ValueError, TypeError, AttributeError, LookupError, RuntimeError, AssertionError, NotImplementedError)
 """What a model that cannot be run in some way may raise."""
 PROBE_LIMITS: Final = Limits(max_rows=6)
 """So few rows that the probe's forests take several batches."""
@@ -107,7 +107,9 @@ def find_sharing(model: nn.Module, head: RowHead) -> ModelSharing:
         try:
             together = _scores(model, head, way, forests)
         except FAILURES as error:
-            findings.append(f"{describe(way)}: {type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            findings.append(
+                f"{describe(way)}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            )
             continue
         difference = _difference(alone, together)
         if difference <= tolerance(head.dtype):

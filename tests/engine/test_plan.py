@@ -59,12 +59,6 @@ def rows_of(plan: ScoringPlan) -> list[Row]:
     return [row for batch in plan.batches for row in batch.rows]
 
 
-def running_bytes(batch: Batch, sharing: Sharing, cache: CacheSize) -> int:
-    """KV of a batch while it runs: what its rows go on from, copied to each, and the new tokens, padded."""
-    behind = max(row.start for row in batch.rows) - (batch.prefix_len if sharing.prefix_once else 0)
-    return len(batch.rows) * ((behind + batch.length) * cache.token_bytes + cache.row_bytes)
-
-
 class Ledger:
     """Walks a plan as the executor would, holds what it says to hold, and complains."""
 
@@ -75,7 +69,10 @@ class Ledger:
         self.held: dict[int | RowKey, int] = {}
         self.freed: list[int | RowKey] = []
         self.peak = 0
+        self.num_slots: list[int] = []
+        """Of each batch: the slots of its own that a row goes on from, up to its parent's last token."""
         for index, batch in enumerate(plan.batches):
+            self.num_slots.append(max((self.slots_of(row) for row in batch.rows), default=0))
             self.check_sources(batch)
             self.check_limits(batch)
             self.check_level(batch)
@@ -114,7 +111,7 @@ class Ledger:
             return
         assert len(batch.rows) <= limits.max_rows
         assert len(batch.rows) * batch.length <= limits.batch_tokens
-        assert running_bytes(batch, self.sharing, self.cache) + sum(self.held.values()) <= limits.kv_bytes
+        assert self.running_bytes(batch) + sum(self.held.values()) <= limits.kv_bytes
         assert batch.padding <= config.FORWARD_TOKENS + config.PADDING_SHARE * batch.num_tokens
 
     def check_level(self, batch: Batch) -> None:
@@ -129,7 +126,7 @@ class Ledger:
             assert len({row.parent is None for row in batch.rows}) == 1
 
     def settle(self, index: int, batch: Batch) -> None:
-        running = running_bytes(batch, self.sharing, self.cache)
+        running = self.running_bytes(batch)
         self.peak = max(self.peak, running + sum(self.held.values()))
         for key in batch.frees:
             del self.held[key]
@@ -139,6 +136,16 @@ class Ledger:
         for row in batch.new_prefixes:
             size = batch.rows[row].end * self.cache.token_bytes + self.cache.row_bytes
             self.held[RowKey(index, row)] = size
+
+    def running_bytes(self, batch: Batch) -> int:
+        """What the rows of a batch go on from, copied to each, and the new tokens, padded."""
+        own, start = self.num_slots[-1], max(row.start for row in batch.rows)
+        behind = own if self.sharing.prefix_once else start
+        return len(batch.rows) * ((behind + batch.length) * self.cache.token_bytes + self.cache.row_bytes)
+
+    def slots_of(self, row: Row) -> int:
+        """Padding stays where it is, so a parent's row begins where its batch's longest ancestor ends."""
+        return 0 if row.parent is None else self.num_slots[row.parent.batch] + self.row(row.parent).length
 
     def row(self, key: RowKey) -> Row:
         return self.plan.batches[key.batch].rows[key.row]
