@@ -25,7 +25,7 @@ CPU_PREFILL_STEP: Final = 512
 """The same on the CPU device, whose attention computes what the causal mask hides: half of it within a step."""
 
 SMALLEST_STEP: Final = 256
-"""The same when memory ran out and less is tried."""
+"""The least of these steps that is tried when memory ran out."""
 
 BATCH_TOKENS: Final = 2048
 """Rows times padded length of a scoring batch."""
@@ -37,7 +37,7 @@ KV_BYTES: Final = 2**30
 """KV that scoring may hold at once where the device's memory is not asked."""
 
 CALIBRATION_TOKENS: Final = 1024
-"""Tokens that a dry run computes to tell how long the run would take."""
+"""About how many tokens a dry run computes to tell how long the run would take."""
 
 KV_SHARE: Final = 0.5
 """Part of the free memory that KV may take; the rest is for what a forward pass computes in between."""
@@ -50,18 +50,18 @@ SPLIT_TOKENS: Final = 16
 computed again in each row."""
 
 FORWARD_TOKENS: Final = 32
-"""Padding that is rather computed than a forward pass more."""
+"""Positions of padding in a batch that cost less than another forward pass."""
 
 PADDING_SHARE: Final = 0.03
-"""Padding of a batch beyond that, for each token."""
+"""Padding that a batch may have beyond that, as a part of its tokens."""
 
 AHEAD_TOKENS: Final = 8192
 """Tokens of KV that may wait until their rows go on: parents are computed first, so that their children, which
 are short, fill batches of one length."""
 
 PREFIX_COPIES: Final = 4096
-"""Tokens of KV that are rather copied to rows than a forward pass more is made, so that several families share
-a batch."""
+"""A family whose rows would copy fewer tokens of KV from their parents than this shares batches with other families;
+a larger one gets batches of its own, behind a prefix that is stored once."""
 
 LOGITS_BYTES: Final = 256 * 2**20
 """The largest [rows, vocabulary] block of float32 logits that is held at once."""

@@ -15,7 +15,7 @@ from mlx_eval_kernels.exponential import exp_below
 
 SCORES_BYTES: Final = 2**28
 """The largest block of float32 scores of queries against the prefix that is held at once."""
-CACHED_BYTES: Final = 2**21
+CPU_SCORES_BYTES: Final = 2**21
 """The same on the CPU, whose caches hold so much: a quarter less time than large blocks (benchmarks/LOG.md)."""
 
 
@@ -75,7 +75,7 @@ def prefix_attention(
 
 def _in_blocks(queries: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
     """`_attend` without a mask, so many queries at a time that their scores stay small."""
-    limit = CACHED_BYTES if mx.default_device() == mx.Device(mx.cpu) else SCORES_BYTES
+    limit = CPU_SCORES_BYTES if mx.default_device() == mx.Device(mx.cpu) else SCORES_BYTES
     size = max(1, limit // (4 * keys.shape[1] * keys.shape[2]))
     starts = range(0, queries.shape[2], size)
     parts = [_attend(queries[:, :, start : start + size], keys, values, None) for start in starts]

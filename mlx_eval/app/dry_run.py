@@ -6,18 +6,22 @@ Knows the order of these steps; computes nothing but a short calibration.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from mlx_eval import config
-from mlx_eval.app.evaluate import Job
-from mlx_eval.engine.known import fingerprint_of_source, known_sharing, remember_source, sharing_of
+from mlx_eval.app.evaluate import Job, load_tasks
+from mlx_eval.engine.known import (
+    identity_of_source,
+    known_sharing,
+    model_identity,
+    remember_source,
+    sharing_of,
+)
 from mlx_eval.engine.score import Scorer
 from mlx_eval.engine.sharing import ModelSharing, untested_sharing
 from mlx_eval.harness.adapter import LmEvalAdapter
 from mlx_eval.harness.dry_run import PlannedGeneration, PlannedScoring, PlanningLM
-from mlx_eval.harness.prepare import prepare_tasks
 from mlx_eval.models.head import RowHead
 from mlx_eval.models.load import check_source, load_model
 from mlx_eval.models.loaded import LoadedModel
@@ -61,19 +65,15 @@ def forecast(
     evaluation = {**job.evaluation, "predict_only": True, "bootstrap_iters": 0}
     evaluation.pop("use_cache", None)  # a dry run answers nothing and is to write nothing
     on_stage("reading lm-eval's task files and the data")
-    tasks = prepare_tasks(
-        job.tasks,
-        include_path=job.include_path,
-        confirm_run_unsafe_code=bool(job.evaluation.get("confirm_run_unsafe_code", False)),
-        metadata={"pretrained": job.model, **(job.evaluation.get("metadata") or {})},
-    )
+    tasks = load_tasks(job)
     on_stage(f"loading {job.model}" if weights else f"reading what {job.model} is")
     loaded = load_model(job.model, **job.loading) if weights else load_outline(job.model, **job.loading)
     scorer = _scorer(loaded, job) if weights else None
-    sharing = _known(loaded, job) if scorer is None else scorer.sharing
+    tested = _known_sharing(job) if scorer is None else scorer.sharing
+    sharing = tested or untested_sharing(loaded.model)
     lm = PlanningLM(
         loaded,
-        sharing or untested_sharing(loaded.model),
+        sharing,
         reserved_bytes=0 if weights else loaded.num_bytes,
         **job.backend,
     )
@@ -86,8 +86,8 @@ def forecast(
     return Forecast(
         tuple(lm.scoring),
         lm.generation,
-        sharing or untested_sharing(loaded.model),
-        is_tested=sharing is not None,
+        sharing,
+        is_tested=tested is not None,
         tokens_per_second=speed,
     )
 
@@ -95,21 +95,24 @@ def forecast(
 def _scorer(loaded: LoadedModel, job: Job) -> Scorer:
     head = RowHead(loaded.model, config.LOGITS_BYTES)
     scorer = Scorer(loaded.model, head, sharing_of(loaded, head))
-    remember_source(job.model, job.loading, loaded.fingerprint())
+    remember_source(job.model, job.loading, model_identity(loaded, loaded.fingerprint()))
     return scorer
 
 
-def _known(loaded: LoadedModel, job: Job) -> ModelSharing | None:
-    fingerprint = fingerprint_of_source(job.model, job.loading)
-    return None if fingerprint is None else known_sharing(fingerprint)
+def _known_sharing(job: Job) -> ModelSharing | None:
+    identity = identity_of_source(job.model, job.loading)
+    return None if identity is None else known_sharing(identity)
 
 
 def _tokens_per_second(scorer: Scorer, work: PlannedScoring) -> float:
-    """Planned tokens a second of wall time, on requests taken evenly from all of them."""
+    """Planned tokens a second of wall time, on requests taken evenly from all of them.
+
+    The sample shares less than the whole, so its rows are longer than those that it stands for.
+    """
     share = config.CALIBRATION_TOKENS / work.plan.planned_tokens
     wanted = max(1, round(len(work.requests) * min(1.0, share)))
     places = [place * len(work.requests) // wanted for place in range(wanted)]
-    sample: Sequence[Any] = [work.requests[place] for place in places]
+    sample = [work.requests[place] for place in places]
     plan = scorer.plan(sample, work.plan.limits.max_rows)
     scorer.run(scorer.plan(sample[:1]), sample[:1], lambda index, score: None)  # the first run compiles
     start = time.perf_counter()

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from mlx_eval.engine.known import remember_source
+from mlx_eval.engine.known import model_identity, remember_source
 from mlx_eval.engine.sharing import describe
 from mlx_eval.errors import InputError, OutputError
 from mlx_eval.harness.adapter import LmEvalAdapter
@@ -89,7 +89,7 @@ def evaluate(
     _check(job)
     folder = None if job.output_path is None else open_folder(job.output_path)
     on_stage("reading lm-eval's task files and the data")
-    tasks = _prepare(job, stopwatch)
+    tasks = load_tasks(job, stopwatch)
     on_stage(f"loading {job.model}")
     with stopwatch.timed("imports"):
         import mlx_lm.utils  # noqa: F401  (apart from `load`: two thirds of a warm start are imports)
@@ -102,7 +102,7 @@ def evaluate(
     results = adapter.evaluate(tasks, **evaluation)
     adapter.lm.statistics.seconds = _stages(stopwatch, adapter.lm.statistics, began, handed_over)
     fingerprint = str(results["config"]["model_fingerprint"])  # a pass over all weights: not twice
-    remember_source(job.model, job.loading, fingerprint)
+    remember_source(job.model, job.loading, model_identity(adapter.lm.loaded, fingerprint))
     record = _record(job, adapter.lm, started, fingerprint)
     summary = summarize(results)
     if folder is None:
@@ -116,7 +116,8 @@ def evaluate(
     return Outcome(summary, record, tuple(files))
 
 
-def _prepare(job: Job, stopwatch: Stopwatch) -> PreparedTasks:
+def load_tasks(job: Job, stopwatch: Stopwatch | None = None) -> PreparedTasks:
+    """Find a job's tasks and load their data; arguments and errors as in `prepare_tasks`."""
     return prepare_tasks(
         job.tasks,
         include_path=job.include_path,

@@ -14,7 +14,7 @@ import contextlib
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 from mlx import nn
@@ -22,7 +22,8 @@ from mlx_eval_kernels import prefix_attention
 
 from mlx_eval.engine.branch import BranchCache
 
-NAME = "scaled_dot_product_attention"
+NAME: Final = "scaled_dot_product_attention"
+"""Of the function in mlx-lm's modules that is exchanged."""
 
 
 @contextlib.contextmanager

@@ -26,11 +26,14 @@ def scoring_limits(cache: CacheSize, batch_size: int | None = None, *, reserved_
         cache: what the model keeps of each token.
         batch_size: the most rows of a batch; None: as many as fit.
         reserved_bytes: of the free memory, what something else will take, such as weights not yet loaded.
+
+    Returns:
+        Limits whose KV is never less than that of one batch of `BATCH_TOKENS`, free or not: it is tried then.
     """
     share = int(max(0, free_bytes() - reserved_bytes) * config.KV_SHARE)
     largest_buffer = mx.device_info().get("max_buffer_length")
     if largest_buffer:
-        # keys of one layer are one buffer; layers are many, so this holds with room to spare
+        # keys of one layer are one buffer: an eighth of all KV in a model of four layers, less in larger ones
         share = min(share, int(largest_buffer) * 8)
     return Limits(
         max_rows=config.MAX_ROWS if batch_size is None else batch_size,
@@ -40,7 +43,7 @@ def scoring_limits(cache: CacheSize, batch_size: int | None = None, *, reserved_
 
 
 def free_bytes() -> int:
-    """Memory that arrays may still take."""
+    """Bytes that arrays may still take."""
     recommended = mx.device_info().get("max_recommended_working_set_size")
     if recommended:
         return max(0, int(recommended) - mx.get_active_memory())
@@ -48,7 +51,7 @@ def free_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Memory that programs can have without swapping, as Linux reports it; elsewhere a default."""
+    """Bytes that programs can have without swapping, as Linux reports it; elsewhere a default."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:

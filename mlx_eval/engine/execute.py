@@ -1,7 +1,8 @@
-"""Runs the batches of a scoring plan: one evaluation a batch, the head on the rows that predict scored tokens.
+"""Runs the batches of a scoring plan, the head on the positions that predict scored tokens only.
 
-Knows token ids, a plan, the model and its caches; decides nothing. While the device computes a batch, the next
-one is put together: results are read one batch late.
+Knows token ids, a plan, the model and its caches; decides nothing. A batch is sent as a whole, but for long ones,
+which are evaluated step by step. While the device computes a batch, the next one is put together: results are read
+one batch late.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Tally:
     """Adds up the log-probabilities of requests whose tokens come from several batches."""
 
     def __init__(self, requests: Sequence[ScoringRequest], on_score: OnScore) -> None:
+        """Wait for every token of `requests`; `on_score` is told each one's index and score, once."""
         self.missing = np.array([request.continuation_ids.size for request in requests])
         """Tokens that each request still waits for."""
         self._sums = np.zeros(len(requests))
@@ -39,7 +41,7 @@ class Tally:
         self._on_score = on_score
 
     def add(self, request: int, logprobs: npt.NDArray[np.float64], is_greedy: bool) -> None:
-        """Take the tokens that one row predicts of a request."""
+        """Take tokens that one row predicts of a request: [n] in nats, and whether each is the most probable."""
         self._sums[request] += logprobs.sum()
         self._greedy[request] &= is_greedy
         self.missing[request] -= logprobs.size
@@ -127,10 +129,10 @@ class Executor:
         order: list[int] = []
         blocks: list[tuple[mx.array, mx.array]] = []
         tokens = mx.array(self._plan.token_array(batch))  # [B, T]
+        rows, positions = np.divmod(wanted.flat, batch.length)
         for begin in range(0, batch.length, self._plan.limits.step):
             piece = tokens[:, begin : begin + self._plan.limits.step]
             end = begin + piece.shape[1]
-            rows, positions = np.divmod(wanted.flat, batch.length)
             here = np.flatnonzero((positions >= begin) & (positions < end))
             if here.size == 0:
                 self._model(piece, cache=caches)
@@ -138,7 +140,7 @@ class Executor:
                 flat = rows[here] * piece.shape[1] + positions[here] - begin
                 blocks += self._score(piece, flat, wanted.targets[here], caches)
                 order += here.tolist()
-            if end < batch.length:
+            if end < batch.length:  # what a step needs in between is free again before the next one
                 mx.eval(kv.arrays_of(caches))
         kv.finalize(caches)
         self._keep(index, batch, kv.State(layout, batch.length, caches))

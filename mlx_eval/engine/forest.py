@@ -29,17 +29,19 @@ class Answer(NamedTuple):
     """A stretch of one request's continuation that a node predicts."""
 
     request: int
+    """Index into the requests of the call."""
     first: int
     """Index into the continuation."""
     stop: int
+    """Index into it behind the stretch."""
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """Tokens `start` to `end` of a sequence, computed once for everything below."""
+    """Tokens `start` to `end` of a sequence, computed once for everything below. Changes only in `build_forest`."""
 
     sequence: int
-    """One of the sequences that pass through."""
+    """Index into the forest's sequences of one that passes through."""
     start: int
     """How many tokens its ancestors have: the position of its first token."""
     end: int
@@ -73,8 +75,7 @@ def build_forest(requests: Sequence[ScoringRequest], split_tokens: float) -> For
     Args:
         requests: in any order; equal ones share everything.
         split_tokens: what a split costs, in tokens: a node whose sharing saves fewer is computed again in each
-            of its children. `math.inf` shares no prefix and yields one root for each input that is no
-            prefix of another.
+            of its children. `NO_SHARING` yields one root for each input that is no prefix of another.
     """
     keys, owners = _distinct_inputs(requests)
     sequences = tuple(np.frombuffer(key, dtype=">i4").astype(np.int32) for key in keys)

@@ -27,6 +27,7 @@ class Prefix:
     """What the model remembers of a row that others stand behind: one entry for each cache object."""
 
     length: int
+    """Tokens, those before its own row included."""
     caches: list[Any]
     """(keys, values) [1, H, P, D] where a `BranchCache` holds them, else a cache object of one row."""
 
@@ -40,9 +41,11 @@ class State:
     """What the model remembers of a batch that it has read."""
 
     layout: Layout
+    """Where its rows stood before it was read."""
     num_new: int
     """Padded length that was read."""
     caches: list[Any]
+    """As `CacheFactory.start` made them, advanced by `num_new`."""
 
 
 class CacheFactory:
@@ -74,13 +77,18 @@ class CacheFactory:
                 that go on from the prefix itself.
         """
         num_direct = layout.num_rows - sum(rows.size for _, rows in parents)
-        fresh = self._fresh()
+        return self._start_all(self._fresh(), layout, prefix, parents, num_direct)
+
+    def _start_all(
+        self, fresh: Sequence[Any], layout: Layout, prefix: Any, parents: Sequence[Any], num_direct: int
+    ) -> list[Any]:
+        """One for each of `fresh`; prefix and parents are objects that have as many `caches`."""
         return [
             self._start_one(
                 cache,
                 layout,
                 None if prefix is None else prefix.caches[index],
-                [(state.caches[index], rows) for state, rows in parents],
+                [(parent.caches[index], rows) for parent, rows in parents],
                 num_direct,
             )
             for index, cache in enumerate(fresh)
@@ -89,16 +97,7 @@ class CacheFactory:
     def _start_one(self, fresh: Any, layout: Layout, prefix: Any, parents: list[Any], num_direct: int) -> Any:
         if isinstance(inner := getattr(fresh, "caches", None), tuple | list):
             made = copy.copy(fresh)
-            made.caches = type(inner)(
-                self._start_one(
-                    cache,
-                    layout,
-                    None if prefix is None else prefix.caches[index],
-                    [(parent.caches[index], rows) for parent, rows in parents],
-                    num_direct,
-                )
-                for index, cache in enumerate(inner)
-            )
+            made.caches = type(inner)(self._start_all(inner, layout, prefix, parents, num_direct))
             return made
         if isinstance(fresh, BranchCache):
             own = gather_own(parents, num_direct, layout.num_slots)
@@ -115,11 +114,7 @@ class CacheFactory:
         positions = state.layout.after(state.num_new)[row]
         slots = np.flatnonzero(positions >= 0)
         length = state.layout.prefix_len + slots.size
-        caches = [
-            _prefix_one(cache, row, slots, None if before is None else before.caches[index])
-            for index, cache in enumerate(state.caches)
-        ]
-        return Prefix(length, caches)
+        return Prefix(length, _prefix_all(state.caches, row, slots, before))
 
     def _fresh(self) -> list[Any]:
         from mlx_lm.models.cache import make_prompt_cache
@@ -166,7 +161,7 @@ def prepare(caches: Sequence[Any], lengths: Int32Array, length: int) -> None:
 
 
 def finalize(caches: Sequence[Any]) -> None:
-    """Tell them that the padded tokens were read."""
+    """Tell caches that ask for it that the padded tokens were read."""
     for cache in _leaves(caches):
         if hasattr(cache, "finalize"):
             cache.finalize()
@@ -193,14 +188,19 @@ def _is_branch(cache: Any) -> bool:
     return isinstance(cache, BranchCache)
 
 
+def _prefix_all(caches: Sequence[Any], row: int, slots: npt.NDArray[np.intp], before: Any) -> list[Any]:
+    """One entry for each of `caches`; `before` is None or has as many `caches`."""
+    return [
+        _prefix_one(cache, row, slots, None if before is None else before.caches[index])
+        for index, cache in enumerate(caches)
+    ]
+
+
 def _prefix_one(cache: Any, row: int, slots: npt.NDArray[np.intp], before: Any) -> Any:
     inner = getattr(cache, "caches", None)
     if isinstance(inner, tuple | list):
         made = copy.copy(cache)
-        made.caches = type(inner)(
-            _prefix_one(one, row, slots, None if before is None else before.caches[index])
-            for index, one in enumerate(inner)
-        )
+        made.caches = type(inner)(_prefix_all(inner, row, slots, before))
         return made
     if not isinstance(cache, BranchCache):
         return take_rows(cache, np.array([row], np.int32))

@@ -101,12 +101,14 @@ class Row:
     """Tokens that run through the model once."""
 
     sequence: int
+    """Index into the plan's sequences."""
     start: int
     """Position of its first token: so many tokens were computed before, in its ancestors."""
     end: int
     parent: RowKey | None
     """The row it goes on from; None: from the batch's prefix, or from nothing."""
     answers: tuple[Answer, ...]
+    """What its tokens predict."""
 
     @property
     def length(self) -> int:
@@ -122,12 +124,13 @@ class Batch:
     prefix: RowKey | None
     """The row behind which all of these stand, stored once; None: there is none."""
     prefix_len: int
+    """Tokens of the prefix with all that is before it; 0 where there is none."""
     new_prefixes: tuple[int, ...]
-    """Rows of this batch that become prefixes."""
+    """Indices of rows of this batch that become prefixes."""
     is_parent: bool
     """Whether rows of later batches go on from rows of this one."""
     frees: tuple[int | RowKey, ...]
-    """Parent batches and prefixes that nothing needs after this one."""
+    """Parent batches, by index, and prefixes that nothing needs after this one."""
 
     @property
     def length(self) -> int:
@@ -159,9 +162,13 @@ class ScoringPlan:
     planned_tokens: int
     """Tokens that this plan computes, padding aside."""
     padding: int
+    """Positions computed for nothing."""
     num_forwards: int
+    """Forward passes of the model, several for a batch longer than a step."""
     peak_kv_bytes: int
+    """The most KV that is held at once, that of the running batch included."""
     limits: Limits
+    """As given, but one row where the model allows no more."""
 
     def token_array(self, batch: Batch) -> IntArray:
         """[B, T] ids of a batch, right-padded with `PAD_ID`."""
@@ -219,7 +226,7 @@ class _Ready(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Layer:
-    """Nodes that became ready together, each list sorted: the longest last."""
+    """Nodes that became ready together, each list sorted by `_Packer._key`: the longest last."""
 
     parents: list[_Ready]
     leaves: list[_Ready]
@@ -290,7 +297,9 @@ class _Packer:
         self._sharing = sharing
         self._cache = cache
         self._held: dict[int | RowKey, _Held] = {}
-        self._ahead_bytes = 0  # a row's caches come from one batch: those that are copied may not fit together
+        self._ahead_bytes = (
+            0  # a row's caches come from one batch: those that are copied may not fit together
+        )
         if sharing.prefix_once:
             self._ahead_bytes = min(limits.kv_bytes // 4, config.AHEAD_TOKENS * cache.token_bytes)
 
@@ -412,7 +421,7 @@ class _Packer:
             return False
         if (node.end - family.prefix_len) * node.num_below >= config.PREFIX_COPIES:
             return True
-        return group.num_parents == 1 and family.is_done
+        return group.num_parents == 1 and family.is_done  # no other family is left to share a batch with
 
     def _bytes(self, num_rows: int, start: int, num_slots: int, length: int) -> int:
         """KV of a batch while it is computed, padding and copies of the parents' KV included."""

@@ -1,8 +1,8 @@
-"""Copies rows of any cache object, by indexing every array that it reaches on its first axis, the batch.
+"""Copies rows of any cache object: each array of two or more axes in it is indexed on the first, the batch.
 
 Knows no kind of cache: recurrent state, lists, quantised keys and kinds not yet invented are all objects with
-arrays in them. Right for objects that hold no numbers of single rows beside the arrays, which is checked as far
-as it shows.
+arrays in them. Right for objects that hold no numbers of single rows beside these arrays, also none in arrays of one
+axis; that is checked as far as it shows, and by the self-test (`sharing.py`).
 """
 
 from __future__ import annotations

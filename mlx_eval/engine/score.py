@@ -26,6 +26,7 @@ from mlx_eval.records import Score, ScoringRequest
 logger = logging.getLogger(__name__)
 
 UNDEFINED: Final = Score(math.nan, is_greedy=False)
+"""The answer of a model that computes NaN."""
 
 
 class Scorer:
@@ -72,7 +73,8 @@ class Scorer:
             plan: made from the same requests.
             requests: as given to the planner.
             on_score: called once for each request index, as soon as its last batch is done.
-            on_tokens: called with the number of tokens just computed, padding aside.
+            on_tokens: called with the number of tokens just computed, padding aside; those computed again after
+                memory ran out count again.
 
         Raises:
             OutOfMemoryError: there is not enough for one row.
@@ -87,16 +89,22 @@ class Scorer:
 
         with budget.wired(self._model):
             self._run(plan, requests, note, on_tokens)
-            undefined.sort(key=lambda index: num_input_tokens(requests[index]))
-            hopeless = len(undefined) == len(requests)  # until the shortest turns out to be a number
-            for index in undefined:
-                score = (
-                    UNDEFINED
-                    if hopeless and index != undefined[0]
-                    else self._alone(requests[index], plan.limits)
-                )
-                hopeless = hopeless and math.isnan(score.logprob)
-                on_score(index, score)
+            if undefined:
+                self._run_undefined(undefined, requests, plan.limits, on_score)
+
+    def _run_undefined(
+        self, undefined: Sequence[int], requests: Sequence[ScoringRequest], limits: Limits, on_score: OnScore
+    ) -> None:
+        """Compute requests once more, each by itself.
+
+        Where all are undefined and the shortest stays so, the model is damaged, and the others are not tried.
+        """
+        shortest, *others = sorted(undefined, key=lambda index: num_input_tokens(requests[index]))
+        score = self._alone(requests[shortest], limits)
+        on_score(shortest, score)
+        is_damaged = len(undefined) == len(requests) and math.isnan(score.logprob)
+        for index in others:
+            on_score(index, UNDEFINED if is_damaged else self._alone(requests[index], limits))
 
     def _alone(self, request: ScoringRequest, limits: Limits) -> Score:
         """The score of one request that shares nothing."""

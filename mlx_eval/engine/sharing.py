@@ -24,7 +24,7 @@ from mlx_eval.engine.plan import CacheSize, Level, Limits, Sharing, plan_scoring
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import IntArray, Score, ScoringRequest
 
-FAILURES: Final = (ValueError, TypeError, AttributeError, LookupError, RuntimeError, AssertionError, NotImplementedError)
+FAILURES: Final = (ValueError, TypeError, AttributeError, LookupError, RuntimeError, AssertionError)
 """What a model that cannot be run in some way may raise."""
 PROBE_LIMITS: Final = Limits(max_rows=6)
 """So few rows that the probe's forests take several batches."""

@@ -68,7 +68,7 @@ def load_model(
         model = build_model(config, checkpoint.weights)
         own_tokenizer = wrap_tokenizer(checkpoint.tokenizer, eos)
     else:
-        directory = huggingface.find_directory(str(path), revision)
+        directory = huggingface.find_directory(found_by(source), revision)
         model, config = huggingface.read_model(directory, trust_remote_code=trust_remote_code)
         if quantize is None:
             mx.async_eval(model.parameters())  # the disk is read while the tokenizer is
@@ -100,8 +100,13 @@ def check_source(source: str) -> None:
 
 
 def model_path(source: str | Path) -> Path:
-    """The place that `source` names, or its hub id as a path."""
+    """The place on this machine that `source` names, if it names one."""
     return DEMO_DIRECTORY if str(source) == defaults.DEMO_SOURCE else Path(source).expanduser()
+
+
+def found_by(source: str | Path) -> str:
+    """What `huggingface` looks for: `source` as it was given, since `./a/b` is no hub id and `a/b` may be one."""
+    return str(DEMO_DIRECTORY) if str(source) == defaults.DEMO_SOURCE else str(source)
 
 
 def names_gguf(path: Path) -> bool:

@@ -13,7 +13,7 @@ from mlx import nn
 
 from mlx_eval.models import huggingface
 from mlx_eval.models.checkpoint import new_model
-from mlx_eval.models.load import model_path, names_gguf, other_tokenizer, wrap_tokenizer
+from mlx_eval.models.load import found_by, model_path, names_gguf, other_tokenizer, wrap_tokenizer
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.models.precision import DTYPES, check_precision
 from mlx_eval.models.runtime import device
@@ -33,10 +33,12 @@ def load_outline(
 ) -> LoadedModel:
     """What `load_model` loads, without its weights; of a hub id only the small files are fetched.
 
+    No layer is quantised, whatever the checkpoint has.
+
     Args:
         source: as for `load_model`, and so are the other arguments.
         dtype: the type of what is computed, and so of the KV.
-        quantize: changes no size that is asked of an outline, but is checked.
+        quantize: is checked only: `num_bytes` is that of plain weights, and so too much for quantised ones.
         dequantize: likewise.
         tokenizer: a directory, hub id, `bytes` or a transformers tokenizer.
         revision: branch, tag or commit of a hub id.
@@ -55,7 +57,7 @@ def load_outline(
         config, generation = checkpoint.config, checkpoint.generation_config
         own: Any = wrap_tokenizer(checkpoint.tokenizer, generation.get("eos_token_id"))
     else:
-        directory = huggingface.find_description(str(path), revision)
+        directory = huggingface.find_description(found_by(source), revision)
         config = huggingface.read_config(directory)
         generation = huggingface.read_generation_config(directory)
         own = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,22 @@ def test_another_version_tests_again(tests_run: list[Any], monkeypatch: pytest.M
     assert len(tests_run) == 2
 
 
+def test_equal_weights_with_another_configuration_are_tested_again(tests_run: list[Any]) -> None:
+    """A window leaves no trace in the weights, but decides which caches mlx-lm makes."""
+    model, head = some_model()
+    known.sharing_of(model, head)
+    windowed = replace(model, config={**model.config, "sliding_window": 8})
+    assert windowed.fingerprint() == model.fingerprint()
+    known.sharing_of(windowed, head)
+    assert len(tests_run) == 2
+
+
 def test_a_document_of_another_shape_is_as_good_as_none(tests_run: list[Any]) -> None:
     model, head = some_model()
-    fingerprint = model.fingerprint()
+    identity = known.model_identity(model, model.fingerprint())
     for document in ([], {}, {"way": {"level": "NONE"}}, {"way": 3}):
-        write_cached(known._name(fingerprint), known._key(fingerprint), document)
-        assert known.known_sharing(fingerprint) is None
+        write_cached(known._name(identity), known._key(identity), document)
+        assert known.known_sharing(identity) is None
     known.sharing_of(model, head)
     assert len(tests_run) == 1
 
@@ -67,11 +78,16 @@ def test_sources_are_known_by_files_and_loading(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     file = folder / "model.safetensors"
-    file.write_bytes(b"1")
+    config = folder / "config.json"
+    for changed in (file, config):
+        changed.write_bytes(b"1")
+        known.remember_source(str(folder), {"dtype": "float32"}, "abc")
+        assert known.identity_of_source(str(folder), {"dtype": "float32"}) == "abc"
+        assert known.identity_of_source(str(folder), {"dtype": "bfloat16"}) is None
+        changed.write_bytes(b"12")
+        assert known.identity_of_source(str(folder), {"dtype": "float32"}) is None
+    (folder / "model-2.safetensors").symlink_to(tmp_path / "gone")
     known.remember_source(str(folder), {"dtype": "float32"}, "abc")
-    assert known.fingerprint_of_source(str(folder), {"dtype": "float32"}) == "abc"
-    assert known.fingerprint_of_source(str(folder), {"dtype": "bfloat16"}) is None
-    file.write_bytes(b"12")
-    assert known.fingerprint_of_source(str(folder), {"dtype": "float32"}) is None
+    assert known.identity_of_source(str(folder), {"dtype": "float32"}) is None
     known.remember_source("owner/name", {}, "abc")
-    assert known.fingerprint_of_source("owner/name", {}) is None
+    assert known.identity_of_source("owner/name", {}) is None

@@ -215,7 +215,7 @@ def test_blocks_of_queries_give_what_one_block_gives(
         calls.append(queries.shape[2])
         return attend(queries, *rest)
 
-    for name in ("SCORES_BYTES", "CACHED_BYTES"):
+    for name in ("SCORES_BYTES", "CPU_SCORES_BYTES"):
         monkeypatch.setattr(module, name, 4 * num_scores)
     monkeypatch.setattr(module, "_attend", counting)
     np.testing.assert_allclose(computed(arrays(sizes), 0.3, "causal"), whole, rtol=0, atol=ROUNDING)

@@ -10,7 +10,9 @@ import mlx.core as mx
 import pytest
 
 from mlx_eval.errors import ModelError, UnknownNameError
+from mlx_eval.models import huggingface
 from mlx_eval.models.load import check_source, load_model, wrap_tokenizer
+from mlx_eval.models.outline import load_outline
 from tests.tiny import bpe_tokenizer, oracle_logits, tiny_model, write_directory
 
 
@@ -35,6 +37,16 @@ def test_a_relative_path_and_a_home_directory(directory: Path, monkeypatch: pyte
     assert load_model("model").num_parameters > 0
     monkeypatch.setenv("HOME", str(directory.parent))
     assert load_model("~/model").num_parameters > 0
+
+
+@pytest.mark.parametrize("load", [load_model, load_outline])
+def test_a_path_in_this_folder_that_does_not_exist_is_no_hub_id(
+    load: Any, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory)
+    monkeypatch.setattr(huggingface, "_download", lambda *_: pytest.fail("asked the hub"))
+    with pytest.raises(ModelError, match=r"\./owner/name does not exist"):
+        load("./owner/name")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
-from mlx.utils import tree_map_with_path
+from mlx.utils import tree_map, tree_map_with_path
 
 VOCAB: Final = 128
 """Ids below this are text in every configuration; some keep images and the like above it."""
@@ -47,23 +48,37 @@ def runnable() -> list[str]:
     return [name for name, config in configurations().items() if "cannot" not in config]
 
 
-def build(name: str, window: int = WINDOW, seed: int = 0) -> nn.Module:
+def build(name: str, window: int = WINDOW) -> nn.Module:
     """A float32 model of a configuration.
 
     Args:
         name: a key of `configurations()`.
         window: how far sliding and chunked layers see.
-        seed: of the weights.
     """
     config = _with_window(configurations()[name], window)
     config.pop("cannot", None)
     module = importlib.import_module(f"mlx_lm.models.{name.partition('@')[0]}")
-    mx.random.seed(seed)
+    mx.random.seed(0)
     model: nn.Module = module.Model(module.ModelArgs.from_dict(config))
     model.eval()
     model.update(tree_map_with_path(_sharpened, model.parameters()))
     mx.eval(model.parameters())
     return model
+
+
+def nudge(model: nn.Module, seed: int) -> None:
+    """Move each weight by at most one unit in its last place."""
+    rng = np.random.default_rng(seed)
+    eps = mx.finfo(mx.float32).eps
+
+    def moved(array: mx.array) -> mx.array:
+        if not mx.issubdtype(array.dtype, mx.floating):
+            return array
+        factors = 1 + rng.uniform(-eps, eps, array.shape)
+        return array * mx.array(factors.astype(np.float32))
+
+    model.update(tree_map(moved, model.parameters()))
+    mx.eval(model.parameters())
 
 
 def has_window(name: str) -> bool:

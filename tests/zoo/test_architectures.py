@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +20,15 @@ from mlx_eval.engine.score import Scorer
 from mlx_eval.engine.sharing import WAYS, ModelSharing, describe, probe_requests
 from mlx_eval.records import Score, ScoringRequest
 from tests.tiny import NEAR_TIE, TOLERANCE, oracle_logprobs
-from tests.zoo.build import WINDOW, build, configurations, has_window, runnable
+from tests.zoo.build import WINDOW, build, configurations, has_window, nudge, runnable
 from tests.zoo.forests import forest, long_forest, long_plans, plans
 
 REACH = 40
 """Tokens that windows see here: more than the self-test reads, as in real models, and fewer than the forest."""
 SEED = 2
-"""deepseek_v41 takes its choice of experts and keys from scores that may be equal but for rounding: with another
-seed one unit in the last place of its weights moves a sequence that is alone by 1.3e-4."""
+UNSTABLE_SHARE = 0.1
+"""Requests whose own number is not defined to `TOLERANCE`: two experts or keys among which a model chooses
+may score alike but for rounding. `Case` tells them by moving the weights by a unit in the last place."""
 WAY_OF = {
     name: way
     for way, names in json.loads(Path(__file__).with_name("ways.json").read_text(encoding="utf-8")).items()
@@ -42,6 +44,12 @@ class Expected(NamedTuple):
     is_greedy: bool
     margin: float
     """The least distance of the two best tokens."""
+
+    def agrees(self, answer: Score, count: int) -> bool:
+        """Whether an answer over `count` tokens is this one."""
+        if not abs(answer.logprob - self.logprob) < TOLERANCE * count:
+            return False
+        return answer.is_greedy == self.is_greedy or self.margin < NEAR_TIE
 
 
 def oracle(model: nn.Module, requests: Sequence[ScoringRequest]) -> list[Expected]:
@@ -68,34 +76,45 @@ def run(scorer: Scorer, plan: ScoringPlan, requests: Sequence[ScoringRequest]) -
     return [found[index] for index in range(len(requests))]
 
 
-def error(
-    answers: Sequence[Score], expected: Sequence[Expected], requests: Sequence[ScoringRequest]
-) -> float:
-    """The largest difference of a request's score, for each of its tokens."""
-    return max(
-        abs(answer.logprob - wanted.logprob) / request.continuation_ids.size
-        for answer, wanted, request in zip(answers, expected, requests, strict=True)
-    )
+class Case:
+    """Requests to an architecture, and what each gives alone."""
 
+    def __init__(self, name: str, model: nn.Module, requests: list[ScoringRequest]) -> None:
+        self.requests = requests
+        self._name = name
+        self._expected = oracle(model, requests)
 
-def assert_as_alone(
-    scorer: Scorer,
-    plan: ScoringPlan,
-    requests: Sequence[ScoringRequest],
-    expected: Sequence[Expected],
-    what: str,
-) -> None:
-    answers = run(scorer, plan, requests)
-    assert error(answers, expected, requests) < TOLERANCE, what
-    for answer, wanted in zip(answers, expected, strict=True):
-        assert answer.is_greedy == wanted.is_greedy or wanted.margin < NEAR_TIE, what
+    @functools.cached_property
+    def _nudged(self) -> list[list[Expected]]:
+        """The same with other models within rounding; asked for only where an answer differs."""
+        answers = []
+        for seed in range(2):
+            model = build(self._name, REACH)
+            nudge(model, seed)
+            answers.append(oracle(model, self.requests))
+        return answers
 
+    def shuffle(self, seed: int) -> None:
+        order = np.random.default_rng(seed).permutation(len(self.requests))
+        self.requests = [self.requests[index] for index in order]
+        self._expected = [self._expected[index] for index in order]
+        self.__dict__.pop("_nudged", None)
 
-def shuffled(
-    requests: list[ScoringRequest], expected: list[Expected], seed: int
-) -> tuple[list[ScoringRequest], list[Expected]]:
-    order = np.random.default_rng(seed).permutation(len(requests))
-    return [requests[index] for index in order], [expected[index] for index in order]
+    def wrong(self, answers: Sequence[Score]) -> list[int]:
+        """Indices of requests whose answers are not those of a sequence alone."""
+        sizes = [request.continuation_ids.size for request in self.requests]
+        differing = [
+            index
+            for index, (answer, expected) in enumerate(zip(answers, self._expected, strict=True))
+            if not expected.agrees(answer, sizes[index])
+        ]
+        if not 0 < len(differing) <= UNSTABLE_SHARE * len(answers):
+            return differing
+        return [
+            index
+            for index in differing
+            if not any(nudged[index].agrees(answers[index], sizes[index]) for nudged in self._nudged)
+        ]
 
 
 @pytest.mark.slow
@@ -106,18 +125,17 @@ def test_any_batch_order_and_sharing_gives_the_numbers_of_one_sequence_alone(nam
     found = scorer.sharing
     if mx.default_device() == mx.cpu:  # a GPU has kernels of its own, and may allow more
         assert describe(found.way) == WAY_OF[name], found.findings
-    requests = forest(SEED)
-    expected = oracle(model, requests)
+    case = Case(name, model, forest(SEED))
     for size in (None, 1, 2, 3):
-        requests, expected = shuffled(requests, expected, seed=size or 0)
-        assert_as_alone(scorer, scorer.plan(requests, size), requests, expected, f"batches of {size}")
-    for what, plan in plans(requests, found.sharing, found.cache):
-        assert_as_alone(scorer, plan, requests, expected, what)
+        case.shuffle(size or 0)
+        plan = scorer.plan(case.requests, size)
+        assert not case.wrong(run(scorer, plan, case.requests)), f"batches of {size}"
+    for what, plan in plans(case.requests, found.sharing, found.cache):
+        assert not case.wrong(run(scorer, plan, case.requests)), what
     if not found.keys_only:
-        requests = long_forest(SEED)
-        expected = oracle(model, requests)
-        for what, plan in long_plans(requests, found.sharing, found.cache):
-            assert_as_alone(scorer, plan, requests, expected, what)
+        case = Case(name, model, long_forest(SEED))
+        for what, plan in long_plans(case.requests, found.sharing, found.cache):
+            assert not case.wrong(run(scorer, plan, case.requests)), what
 
 
 @pytest.mark.slow
@@ -133,16 +151,13 @@ def test_a_way_that_the_self_test_refuses_is_wrong_here_too(name: str) -> None:
     """So what is compared above can fail."""
     model = build(name, REACH)
     found = Scorer(model).sharing
-    refused = WAYS[0]
-    forced = ModelSharing(refused, keys_only=found.keys_only, cache=found.cache)
+    forced = ModelSharing(WAYS[0], keys_only=found.keys_only, cache=found.cache)
     scorer = Scorer(model, sharing=forced)
-    requests = forest(SEED)
-    expected = oracle(model, requests)
-    errors = [
-        error(run(scorer, plan, requests), expected, requests)
-        for _, plan in plans(requests, forced.sharing, forced.cache)
-    ]
-    assert max(errors) > 100 * TOLERANCE
+    case = Case(name, model, forest(SEED))
+    assert any(
+        case.wrong(run(scorer, plan, case.requests))
+        for _, plan in plans(case.requests, forced.sharing, forced.cache)
+    )
 
 
 def behind_prefixes(plan: ScoringPlan) -> list[Batch]:
