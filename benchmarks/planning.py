@@ -18,7 +18,8 @@ import tracemalloc
 
 import numpy as np
 
-from mlx_eval.engine.plan import Limits, plan_scoring
+from mlx_eval.engine.batches import Limits
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.records import ScoringRequest
 
 VOCABULARY = 50_000

@@ -26,8 +26,8 @@ import numpy as np
 from mlx import nn
 
 from mlx_eval.engine import attention
+from mlx_eval.engine.batches import Level
 from mlx_eval.engine.branch import EMPTY_LAYOUT, BranchCache
-from mlx_eval.engine.plan import Level
 from mlx_eval.engine.score import Scorer
 from mlx_eval.engine.sharing import ModelSharing, probe_requests
 from tests.zoo.build import VOCAB, build, configurations, runnable

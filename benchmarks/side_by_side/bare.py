@@ -19,7 +19,7 @@ from mlx import nn
 
 from benchmarks.side_by_side.backends import Seconds, stopwatch
 from mlx_eval import config
-from mlx_eval.engine.plan import Batch, ScoringPlan
+from mlx_eval.engine.batches import Batch, ScoringPlan
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import ScoringRequest
 

@@ -18,7 +18,7 @@ from mlx_lm.models.activations import swiglu
 from benchmarks.side_by_side.backends import stopwatch
 from benchmarks.side_by_side.bare import ForwardShape
 from mlx_eval import config
-from mlx_eval.engine.plan import ScoringPlan
+from mlx_eval.engine.batches import ScoringPlan
 
 PROJECTIONS: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 MLP: Final = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

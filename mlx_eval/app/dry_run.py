@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from mlx_eval import config
 from mlx_eval.app.evaluate import Job, load_tasks
@@ -26,6 +27,9 @@ from mlx_eval.models.head import RowHead
 from mlx_eval.models.load import check_source, load_model
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.models.outline import load_outline
+
+BLOCK: Final = 8
+"""Neighbouring requests of a sample: those of two questions with four choices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +109,13 @@ def _known_sharing(job: Job) -> ModelSharing | None:
 
 
 def _tokens_per_second(scorer: Scorer, work: PlannedScoring) -> float:
-    """Planned tokens a second of wall time, on requests taken evenly from all of them.
-
-    The sample shares less than the whole, so its rows are longer than those that it stands for.
-    """
-    share = config.CALIBRATION_TOKENS / work.plan.planned_tokens
-    wanted = max(1, round(len(work.requests) * min(1.0, share)))
-    places = [place * len(work.requests) // wanted for place in range(wanted)]
-    sample = [work.requests[place] for place in places]
-    plan = scorer.plan(sample, work.plan.limits.max_rows)
+    """Planned tokens a second of wall time, on blocks of neighbouring requests, which share what they share in the run."""
+    share = min(1.0, config.CALIBRATION_TOKENS / work.plan.planned_tokens)
+    num_blocks = max(1, round(len(work.requests) * share / BLOCK))
+    starts = [block * len(work.requests) // num_blocks for block in range(num_blocks)]
+    sample = [request for start in starts for request in work.requests[start : start + BLOCK]]
     scorer.run(scorer.plan(sample[:1]), sample[:1], lambda index, score: None)  # the first run compiles
+    plan = scorer.plan(sample, work.plan.limits.max_rows)
     start = time.perf_counter()
     scorer.run(plan, sample, lambda index, score: None)
     return plan.planned_tokens / (time.perf_counter() - start)

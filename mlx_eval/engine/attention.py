@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import mlx.core as mx
@@ -32,9 +32,10 @@ def prefix_attention_in(model: nn.Module) -> Iterator[None]:
     from mlx_lm.models import base
 
     original = getattr(base, NAME)
+    attention = _with_prefixes(original)
     modules = [module for module in _modules_of(model) if getattr(module, NAME, None) is original]
     for module in modules:
-        setattr(module, NAME, _attention)
+        setattr(module, NAME, attention)
     try:
         yield
     finally:
@@ -48,29 +49,28 @@ def _modules_of(model: nn.Module) -> list[types.ModuleType]:
     return [sys.modules[name] for name in sorted(names) if name in sys.modules]
 
 
-def _attention(  # noqa: PLR0917  (the signature is mlx-lm's)
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    cache: Any,
-    scale: float,
-    mask: mx.array | str | None,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """What the name stands for; arguments as in mlx-lm."""
-    from mlx_lm.models import base
+def _with_prefixes(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """mlx-lm's attention function, but for caches whose prefix it does not know."""
 
-    if not (isinstance(cache, BranchCache) and cache.splits_attention and cache.prefix is not None):
-        original: Any = base.scaled_dot_product_attention  # its annotations do not know "causal"
-        attended: mx.array = original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-        return attended
-    prefix_keys, prefix_values = cache.prefix
-    whole = cache.layout.prefix_len + keys.shape[-2]
-    has_prefix_columns = isinstance(mask, mx.array) and mask.shape[-1] == whole
-    is_plain = mask is None or isinstance(mask, str) or mask.dtype == mx.bool_
-    if sinks is None and is_plain and not has_prefix_columns:
-        return prefix_attention(queries, prefix_keys, prefix_values, keys, values, scale=scale, mask=mask)
-    keys, values = cache.with_prefix(keys, values)
-    if not has_prefix_columns:
-        mask = cache.whole_mask(mask)
-    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+    def attention(  # noqa: PLR0917  (the signature is mlx-lm's)
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        cache: Any,
+        scale: float,
+        mask: mx.array | str | None,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        if not (isinstance(cache, BranchCache) and cache.splits_attention and cache.prefix is not None):
+            return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        whole = cache.layout.prefix_len + keys.shape[-2]
+        has_prefix_columns = isinstance(mask, mx.array) and mask.shape[-1] == whole
+        is_plain = mask is None or isinstance(mask, str) or mask.dtype == mx.bool_
+        if sinks is None and is_plain and not has_prefix_columns:
+            return prefix_attention(queries, *cache.prefix, keys, values, scale=scale, mask=mask)
+        keys, values = cache.with_prefix(keys, values)
+        if not has_prefix_columns:
+            mask = cache.whole_mask(mask)
+        return original(queries, keys, values, cache=None, scale=scale, mask=mask, sinks=sinks)
+
+    return attention

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx import nn
 
 from mlx_eval import config
-from mlx_eval.engine.plan import CacheSize, Limits
+from mlx_eval.engine.batches import CacheSize, Limits
 
 OUT_OF_MEMORY: Final = ("[malloc", "[metal::malloc", "Insufficient Memory", "OutOfMemory", "std::bad_alloc")
 """Parts of the messages that MLX raises when memory runs out."""

@@ -19,8 +19,8 @@ from mlx import nn
 from mlx_eval_kernels import NO_TARGET, logprob
 
 from mlx_eval.engine import attention, kv
+from mlx_eval.engine.batches import Batch, RowKey, ScoringPlan
 from mlx_eval.engine.branch import Layout
-from mlx_eval.engine.plan import Batch, RowKey, ScoringPlan
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import Score, ScoringRequest
 

@@ -15,9 +15,10 @@ from mlx import nn
 
 from mlx_eval import config
 from mlx_eval.engine import budget
+from mlx_eval.engine.batches import Limits, ScoringPlan
 from mlx_eval.engine.execute import Executor, OnScore, OnTokens, Tally
 from mlx_eval.engine.forest import num_input_tokens
-from mlx_eval.engine.plan import Limits, ScoringPlan, plan_scoring
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.sharing import ModelSharing, find_sharing
 from mlx_eval.errors import OutOfMemoryError
 from mlx_eval.models.head import RowHead

@@ -17,10 +17,12 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from mlx_eval.engine.batches import CacheSize, Level, Limits, Sharing
 from mlx_eval.engine.branch import Layout
+from mlx_eval.engine.budget import is_out_of_memory
 from mlx_eval.engine.execute import Executor, Tally
 from mlx_eval.engine.kv import CacheFactory, arrays_of
-from mlx_eval.engine.plan import CacheSize, Level, Limits, Sharing, plan_scoring
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import IntArray, Score, ScoringRequest
 
@@ -107,6 +109,8 @@ def find_sharing(model: nn.Module, head: RowHead) -> ModelSharing:
         try:
             together = _scores(model, head, way, forests)
         except FAILURES as error:
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                raise  # that says nothing of the model
             findings.append(
                 f"{describe(way)}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             )

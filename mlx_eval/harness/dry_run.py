@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from mlx_eval.engine import budget
-from mlx_eval.engine.plan import ScoringPlan, plan_scoring
+from mlx_eval.engine.batches import ScoringPlan
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.sharing import ModelSharing
 from mlx_eval.harness.lm import MLXEvalLM
 from mlx_eval.harness.wrapping import check_ids

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from mlx_eval.engine.plan import ScoringPlan
+    from mlx_eval.engine.batches import ScoringPlan
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,8 @@ from benchmarks.limits import Counts, Taken, ledger
 from benchmarks.planning import make_requests
 from benchmarks.side_by_side.bare import BareModel, forward_shapes, wanted_positions
 from benchmarks.side_by_side.parts import Parts, num_pairs
-from mlx_eval.engine.plan import Limits, plan_scoring
+from mlx_eval.engine.batches import Limits
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.records import ScoringRequest
 from tests.tiny import tiny_model
 

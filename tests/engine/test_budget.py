@@ -10,7 +10,7 @@ import pytest
 
 from mlx_eval import config
 from mlx_eval.engine import budget
-from mlx_eval.engine.plan import CacheSize
+from mlx_eval.engine.batches import CacheSize
 from tests.tiny import tiny_model
 
 GIGABYTE = 2**30

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_eval.engine import kv
+from mlx_eval.engine.batches import Batch, Level, Limits, RowKey, ScoringPlan, Sharing
 from mlx_eval.engine.branch import BranchCache, Layout
-from mlx_eval.engine.plan import Batch, Level, Limits, RowKey, ScoringPlan, Sharing, plan_scoring
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.rows import ForkError
 from mlx_eval.records import ScoringRequest
 from tests.engine.forests import POLICIES, Policy, shared_requests

@@ -13,18 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_eval import config
-from mlx_eval.engine.plan import (
-    PAD_ID,
-    Batch,
-    CacheSize,
-    Level,
-    Limits,
-    Row,
-    RowKey,
-    ScoringPlan,
-    Sharing,
-    plan_scoring,
-)
+from mlx_eval.engine.batches import PAD_ID, Batch, CacheSize, Level, Limits, Row, RowKey, ScoringPlan, Sharing
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.records import ScoringRequest
 from tests.engine.forests import (
     POLICIES,
@@ -475,7 +465,8 @@ package = types.ModuleType("mlx_eval.engine")  # its own __init__ brings the BLA
 import mlx_eval
 package.__path__ = [mlx_eval.__path__[0] + "/engine"]
 sys.modules["mlx_eval.engine"] = package
-from mlx_eval.engine.plan import Limits, plan_scoring
+from mlx_eval.engine.batches import Limits
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.records import ScoringRequest
 print(plan_scoring([ScoringRequest([1, 2], [3])], Limits(1)).planned_tokens)
 """

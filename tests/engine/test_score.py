@@ -19,9 +19,10 @@ from mlx_eval_kernels import NO_TARGET
 
 from mlx_eval import config
 from mlx_eval.engine import budget, execute
+from mlx_eval.engine.batches import CacheSize, Level, Limits, ScoringPlan, Sharing
 from mlx_eval.engine.execute import Executor, Tally
 from mlx_eval.engine.kv import CacheFactory
-from mlx_eval.engine.plan import CacheSize, Level, Limits, ScoringPlan, Sharing, plan_scoring
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.score import Scorer
 from mlx_eval.engine.sharing import WAYS, ModelSharing, Way
 from mlx_eval.errors import OutOfMemoryError

@@ -13,8 +13,9 @@ from mlx import nn
 from mlx.utils import tree_flatten
 
 from mlx_eval.engine import sharing
+from mlx_eval.engine.batches import Batch, CacheSize, Level, ScoringPlan, Sharing
 from mlx_eval.engine.kv import CacheFactory
-from mlx_eval.engine.plan import Batch, CacheSize, Level, ScoringPlan, Sharing, plan_scoring
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.sharing import FAILURES, WAYS, ModelSharing, Way, describe, find_sharing, probe_requests
 from mlx_eval.models.head import RowHead
 from tests.tiny import RECURRENT, ScriptedModel, tiny_model

@@ -9,8 +9,9 @@ from unittest import mock
 import numpy as np
 
 from mlx_eval import config
+from mlx_eval.engine.batches import CacheSize, Limits, ScoringPlan, Sharing
 from mlx_eval.engine.forest import NO_SHARING
-from mlx_eval.engine.plan import CacheSize, Limits, ScoringPlan, Sharing, plan_scoring
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.records import IntArray, ScoringRequest
 from tests.zoo.build import VOCAB
 

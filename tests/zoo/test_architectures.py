@@ -15,7 +15,8 @@ from mlx import nn
 
 from mlx_eval import config
 from mlx_eval.engine import sharing as sharing_module
-from mlx_eval.engine.plan import Batch, CacheSize, Level, ScoringPlan, Sharing, plan_scoring
+from mlx_eval.engine.batches import Batch, CacheSize, Level, ScoringPlan, Sharing
+from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.score import Scorer
 from mlx_eval.engine.sharing import WAYS, ModelSharing, describe, probe_requests
 from mlx_eval.records import Score, ScoringRequest
