@@ -1,17 +1,16 @@
 """The forwards of a plan and nothing else: the model and its head on the plan's shapes, behind plain arrays of KV.
 
-What is left out is all that is ours: planning, forking caches, normalising logits, reading results. Every row is
-given the keys and values that stand before it as they are, in arrays of random numbers, so that what is
-computed means nothing and takes as long as what does. A prefix that the engine stores once is given to each row here,
-as mlx-lm's own attention wants it.
+What is left out: planning, forking caches, normalising logits, reading results. Every row is given the keys and
+values that stand before it as they are, in arrays of random numbers, so that what is computed means nothing and takes
+as long as what does. Where the engine has a model read a prefix that is stored once, so it is here: mlx-lm's own
+attention, which wants a copy for each row, takes up to twice as long behind long prefixes and would be no limit.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +18,9 @@ from mlx import nn
 
 from benchmarks.side_by_side.backends import Seconds, stopwatch
 from mlx_eval import config
+from mlx_eval.engine.attention import prefix_attention_in
 from mlx_eval.engine.batches import Batch, ScoringPlan
+from mlx_eval.engine.branch import BranchCache, Layout
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import ScoringRequest
 
@@ -60,36 +61,48 @@ def wanted_positions(batch: Batch, requests: Sequence[ScoringRequest]) -> set[tu
     }
 
 
-class GivenCache:
+class GivenCache(BranchCache):
     """Stands in for the KV cache of one layer: whatever is added, it has these arrays to attend to."""
 
-    def __init__(self, shape: ForwardShape, keys: mx.array, values: mx.array) -> None:
-        self.offset = shape.num_cached
-        self._given = keys, values
+    def __init__(
+        self, shape: ForwardShape, own: tuple[mx.array, mx.array], prefix: tuple[mx.array, mx.array] | None
+    ) -> None:
+        """Give arrays.
+
+        Args:
+            shape: of the call.
+            own: keys and values [B, H, S + T, D] of each row itself.
+            prefix: keys and values [1, H, P, D] that are stored once; None: there are none.
+        """
+        shared = 0 if prefix is None else shape.num_shared
+        before = np.arange(shared, shape.num_cached, dtype=np.int32)
+        layout = Layout(
+            prefix_len=shared,
+            positions=np.tile(before, (shape.num_rows, 1)),
+            starts=np.full(shape.num_rows, shape.num_cached, np.int32),
+            lengths=np.full(shape.num_rows, shape.num_tokens, np.int32),
+        )
+        super().__init__(layout, prefix=prefix, splits_attention=True)
+        self._given = own
         self.added: list[mx.array] = []
         """Computed by the layer; to be evaluated, or they would not be computed at all."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """The given arrays [B, H, num_cached + T, D]."""
+        """The given arrays."""
         self.added += [keys, values]
-        self.offset += keys.shape[-2]
+        self._num_new += keys.shape[-2]
         return self._given
-
-    def make_mask(self, num_queries: int, **_: Any) -> str | None:
-        """Causal, the given arrays' end lying at the last query."""
-        return "causal" if num_queries > 1 else None
-
-    @property
-    def state(self) -> list[mx.array]:
-        """What the layer added."""
-        return self.added
 
 
 class BareModel:
     """A model whose layers keep plain keys and values."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, prefix_once: bool) -> None:
         """Ask the model what its caches hold.
+
+        Args:
+            model: an mlx-lm model.
+            prefix_once: whether its attention reads a prefix that is stored once.
 
         Raises:
             SystemExit: a layer keeps something else.
@@ -106,6 +119,7 @@ class BareModel:
         self._type = caches[0].keys.dtype
         self._model = model
         self._head = RowHead(model, config.LOGITS_BYTES)
+        self._prefix_once = prefix_once
 
     def run(self, shapes: Sequence[ForwardShape]) -> Seconds:
         """Compute all calls, one after the other; arrays are made between the times that count."""
@@ -120,25 +134,28 @@ class BareModel:
 
     def _arrays(self, shape: ForwardShape) -> tuple[mx.array, mx.array, list[GivenCache]]:
         """Random inputs; layers of one size share their arrays, as only the time matters."""
-        length = shape.num_cached + shape.num_tokens
-        made: dict[tuple[int, int, int], tuple[mx.array, mx.array]] = {}
-        for heads, key_size, value_size in self._sizes:
-            if (heads, key_size, value_size) not in made:
-                made[heads, key_size, value_size] = (
-                    mx.random.normal((shape.num_rows, heads, length, key_size)).astype(self._type),
-                    mx.random.normal((shape.num_rows, heads, length, value_size)).astype(self._type),
-                )
+        shared = shape.num_shared if self._prefix_once else 0
+        length = shape.num_cached - shared + shape.num_tokens
+
+        def pair(size: tuple[int, int, int], num_rows: int, length: int) -> tuple[mx.array, mx.array]:
+            heads, *widths = size
+            keys, values = (mx.random.normal((num_rows, heads, length, width)) for width in widths)
+            return keys.astype(self._type), values.astype(self._type)
+
+        own = {size: pair(size, shape.num_rows, length) for size in set(self._sizes)}
+        prefixes = {size: pair(size, 1, shared) if shared else None for size in set(self._sizes)}
         tokens = mx.random.randint(0, 1000, (shape.num_rows, shape.num_tokens))
-        positions = math.prod(tokens.shape)
+        positions = shape.num_rows * shape.num_tokens
         rows = mx.array(np.linspace(0, positions - 1, shape.num_logits).astype(np.int32))
-        mx.eval(tokens, rows, list(made.values()))
-        return tokens, rows, [GivenCache(shape, *made[size]) for size in self._sizes]
+        mx.eval(tokens, rows, list(own.values()), [one for one in prefixes.values() if one is not None])
+        return tokens, rows, [GivenCache(shape, own[size], prefixes[size]) for size in self._sizes]
 
     def _call(self, tokens: mx.array, rows: mx.array, caches: list[GivenCache]) -> None:
         """One forward, with what its layers add to their caches, and the logits block by block."""
-        if rows.size == 0:
-            self._model(tokens, cache=caches)
-            mx.eval([cache.added for cache in caches])
-            return
-        for block in self._head.logits(tokens, rows, caches):
-            mx.eval(block, [cache.added for cache in caches])
+        with prefix_attention_in(self._model) if self._prefix_once else contextlib.nullcontext():
+            if rows.size == 0:
+                self._model(tokens, cache=caches)
+                mx.eval([cache.added for cache in caches])
+                return
+            for block in self._head.logits(tokens, rows, caches):
+                mx.eval(block, [cache.added for cache in caches])

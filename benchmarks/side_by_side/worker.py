@@ -166,7 +166,7 @@ class BareForwards:
         scorer = self._backend.scorer
         shapes = list(forward_shapes(scorer.plan_made, scorer.requests))
         if self._model is None:
-            self._model = BareModel(self._backend.model)
+            self._model = BareModel(self._backend.model, scorer.sharing.way.splits_attention)
             self._model.run(shapes[:1])  # to warm up
         self.taken.append(self._model.run(shapes))
 

@@ -109,7 +109,7 @@ def _known_sharing(job: Job) -> ModelSharing | None:
 
 
 def _tokens_per_second(scorer: Scorer, work: PlannedScoring) -> float:
-    """Planned tokens a second of wall time, on blocks of neighbouring requests, which share what they share in the run."""
+    """Planned tokens a second of wall time, on blocks of neighbours, which share what they share in the run."""
     share = min(1.0, config.CALIBRATION_TOKENS / work.plan.planned_tokens)
     num_blocks = max(1, round(len(work.requests) * share / BLOCK))
     starts = [block * len(work.requests) // num_blocks for block in range(num_blocks)]

@@ -51,6 +51,11 @@ class CacheSize:
     """For each row, however long."""
 
 
+FULL_SHARING: Final = Sharing()
+ONE_BYTE: Final = CacheSize()
+"""Counts tokens where nobody asks for bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a batch may take."""
@@ -148,7 +153,8 @@ class ScoringPlan:
     num_forwards: int
     """Forward passes of the model, several for a batch longer than a step."""
     peak_kv_bytes: int
-    """The most KV that is held at once, that of the running batch included."""
+    """The most KV that is held while a batch is computed, its own included; that of the batch before it, whose results
+    are read then, is not."""
     limits: Limits
     """As given, but one row where the model allows no more."""
 

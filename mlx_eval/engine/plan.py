@@ -24,7 +24,18 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mlx_eval import config
-from mlx_eval.engine.batches import Batch, CacheSize, Level, Limits, Row, RowKey, ScoringPlan, Sharing
+from mlx_eval.engine.batches import (
+    FULL_SHARING,
+    ONE_BYTE,
+    Batch,
+    CacheSize,
+    Level,
+    Limits,
+    Row,
+    RowKey,
+    ScoringPlan,
+    Sharing,
+)
 from mlx_eval.engine.forest import NO_SHARING, Forest, Node, build_forest
 from mlx_eval.records import ScoringRequest
 
@@ -32,8 +43,8 @@ from mlx_eval.records import ScoringRequest
 def plan_scoring(
     requests: Sequence[ScoringRequest],
     limits: Limits,
-    sharing: Sharing = Sharing(),
-    cache: CacheSize = CacheSize(),
+    sharing: Sharing = FULL_SHARING,
+    cache: CacheSize = ONE_BYTE,
     split_tokens: float = config.SPLIT_TOKENS,
 ) -> ScoringPlan:
     """Plan the batches that answer `requests`.

@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 
 from benchmarks.limits import Counts, Taken, ledger
 from benchmarks.planning import make_requests
-from benchmarks.side_by_side.bare import BareModel, forward_shapes, wanted_positions
+from benchmarks.side_by_side.bare import BareModel, GivenCache, forward_shapes, wanted_positions
 from benchmarks.side_by_side.parts import Parts, num_pairs
 from mlx_eval.engine.batches import Limits
 from mlx_eval.engine.plan import plan_scoring
@@ -86,12 +86,18 @@ def test_other_forms_of_models_are_refused() -> None:
             1,
         )
     with pytest.raises(SystemExit, match="plain keys and values"):
-        BareModel(tiny_model("llama", layer_types=["sliding_attention", "full_attention"], sliding_window=8))
+        BareModel(
+            tiny_model(layer_types=["sliding_attention", "full_attention"], sliding_window=8),
+            prefix_once=False,
+        )
 
 
-def test_bare_forwards_feed_the_model_the_plans_shapes(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("prefix_once", [True, False])
+def test_bare_forwards_feed_the_model_the_plans_shapes(
+    plan: Any, monkeypatch: pytest.MonkeyPatch, prefix_once: bool
+) -> None:
     model: Any = tiny_model()
-    bare = BareModel(model)
+    bare = BareModel(model, prefix_once)
     seen: list[tuple[int, ...]] = []
     call = type(model.model).__call__
 
@@ -103,6 +109,27 @@ def test_bare_forwards_feed_the_model_the_plans_shapes(plan: Any, monkeypatch: p
     shapes = list(forward_shapes(plan, REQUESTS))
     assert bare.run(shapes).cpu > 0
     assert seen == [(shape.num_rows, shape.num_tokens) for shape in shapes]
+
+
+@pytest.mark.parametrize("prefix_once", [True, False])
+def test_each_row_of_a_bare_forward_sees_what_is_cached_and_itself(
+    plan: Any, monkeypatch: pytest.MonkeyPatch, prefix_once: bool
+) -> None:
+    shape = max(forward_shapes(plan, REQUESTS), key=lambda one: one.num_shared)
+    assert shape.num_shared > 0
+    seen: list[int] = []
+    update = GivenCache.update_and_fetch
+
+    def watched(self: GivenCache, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        assert self.offset == shape.num_cached
+        given = update(self, keys, values)
+        assert given[0].shape[0] == shape.num_rows
+        seen.append(given[0].shape[2] + (0 if self.prefix is None else self.prefix[0].shape[2]))
+        return given
+
+    monkeypatch.setattr(GivenCache, "update_and_fetch", watched)
+    BareModel(tiny_model(), prefix_once).run([shape])
+    assert seen == [shape.num_cached + shape.num_tokens] * 2  # layers
 
 
 def test_every_part_takes_time(plan: Any) -> None:
