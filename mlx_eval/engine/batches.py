@@ -153,7 +153,7 @@ class ScoringPlan:
     num_forwards: int
     """Forward passes of the model, several for a batch longer than a step."""
     peak_kv_bytes: int
-    """The most KV that is held while a batch is computed, its own included; that of the batch before it, whose results
+    """The most KV held while a batch is computed, its own included; that of the batch before it, whose results
     are read then, is not."""
     limits: Limits
     """As given, but one row where the model allows no more."""
