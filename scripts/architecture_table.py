@@ -266,7 +266,8 @@ configuration has that others of its module have not.
 def sharing_table(measured: Sequence[Measured]) -> Iterator[str]:
     yield "## How far each shares\n"
     yield "A † marks recurrent state, or another memory of the model's own: it is copied to each row, while keys and"
-    yield "values are stored as the table says. Where a sliding window hides a part of a prefix, the layer reads a copy.\n"
+    yield "values are stored as the table says. Where a sliding window hides a part of a prefix, the layer reads a"
+    yield "copy.\n"
     yield "| rows go on from prefixes of | a prefix is stored | its keys are read | architectures |"
     yield "|---|---|---|---|"
     groups: dict[tuple[str, str, str], list[str]] = {}
@@ -295,8 +296,8 @@ def group(one: Measured) -> tuple[str, str, str]:
 
 def refused_table(measured: Sequence[Measured]) -> Iterator[str]:
     yield "## What was refused\n"
-    yield "What stops an architecture from going all the way: the ways that the self-test refused. A number is what one"
-    yield "score in ten or more differs by, in standard deviations of a token's score.\n"
+    yield "What stops an architecture from going all the way: the ways that the self-test refused. A number is what"
+    yield "one score in ten or more differs by, in standard deviations of a token's score.\n"
     yield "| way | found | architectures |"
     yield "|---|---|---|"
     found: dict[str, list[tuple[str, str]]] = {}
@@ -318,8 +319,8 @@ def shortened(finding: str) -> str:
 
 def fault_tables(measured: Sequence[Measured]) -> Iterator[str]:
     yield "## What mlx-lm itself computes differently\n"
-    yield "mlx-lm alone, without this engine, against the same row in one call with a fresh cache: the largest difference"
-    yield "of a log-probability in nats, or what was raised. What is not named agrees within 1e-3.\n"
+    yield "mlx-lm alone, without this engine, against the same row in one call with a fresh cache: the largest"
+    yield "difference of a log-probability in nats, or what was raised. What is not named agrees within 1e-3.\n"
     yield "| computed | agree | evidence | the others |"
     yield "|---|---|---|---|"
     for name, (what, _) in CHECKS.items():

@@ -28,6 +28,8 @@ from mlx_eval.models.load import check_source, load_model
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.models.outline import load_outline
 
+WRITES: Final = ("use_cache", "cache_requests", "rewrite_requests_cache", "delete_requests_cache")
+"""Arguments of lm-eval that a dry run leaves out, as it is to write nothing."""
 BLOCK: Final = 8
 """Neighbouring requests of a sample: those of two questions with four choices."""
 
@@ -67,7 +69,8 @@ def forecast(
     """
     check_source(job.model)
     evaluation = {**job.evaluation, "predict_only": True, "bootstrap_iters": 0}
-    evaluation.pop("use_cache", None)  # a dry run answers nothing and is to write nothing
+    for name in WRITES:
+        evaluation.pop(name, None)
     on_stage("reading lm-eval's task files and the data")
     tasks = load_tasks(job)
     on_stage(f"loading {job.model}" if weights else f"reading what {job.model} is")

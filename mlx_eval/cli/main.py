@@ -38,6 +38,10 @@ COLLECTOR_THRESHOLD = 50_000
 """New objects between two passes of Python's garbage collector. With its own 700 it goes through the growing heap
 again and again while modules are imported, for 0.7 s of a start, and finds next to nothing."""
 
+OUT_OF_MEMORY = (
+    "out of memory; give a smaller --batch_size or --max_length, or quantise the model (--quantize 4)"
+)
+
 NOTHING_SAVED = "interrupted; no results were written"
 
 
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(error)
         return 1
     except MemoryError:
-        print_error("out of memory; give a smaller --batch_size or --max_length")
+        print_error(OUT_OF_MEMORY)
         return 1
     except BrokenPipeError:
         # nobody reads on: what is still buffered goes nowhere, without a further complaint
@@ -66,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get(DEBUG):
             raise
+        if isinstance(error, RuntimeError) and _is_out_of_memory(error):
+            print_error(OUT_OF_MEMORY)
+            return 1
         print_error(f"unexpected {type(error).__name__}: {error}; {DEBUG}=1 shows where it comes from")
         return 1
     except KeyboardInterrupt:
@@ -137,3 +144,10 @@ def _quiet_other_libraries() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether MLX raised it, which is imported then."""
+    from mlx_eval.engine.budget import is_out_of_memory
+
+    return is_out_of_memory(error)

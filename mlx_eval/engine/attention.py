@@ -5,13 +5,15 @@ that name in the modules of the loaded model stands for a function of ours, whic
 that it is given and leaves every other call to the original. Whether the model's attention goes through
 that name at all is found by the self-test at load (`sharing.py`).
 
-Only the calls that build the graph need the block, not the evaluation; no two models may be run at a time.
+Only the calls that build the graph need the block, not the evaluation. Another thread that scores waits until it is
+left; a block within a block finds the name taken, and leaves it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -24,6 +26,8 @@ from mlx_eval.engine.branch import BranchCache
 
 NAME: Final = "scaled_dot_product_attention"
 """Of the function in mlx-lm's modules that is exchanged."""
+ONE_AT_A_TIME: Final = threading.RLock()
+"""Held by the thread that has put its function in."""
 
 
 @contextlib.contextmanager
@@ -33,14 +37,15 @@ def prefix_attention_in(model: nn.Module) -> Iterator[None]:
 
     original = getattr(base, NAME)
     attention = _with_prefixes(original)
-    modules = [module for module in _modules_of(model) if getattr(module, NAME, None) is original]
-    for module in modules:
-        setattr(module, NAME, attention)
-    try:
-        yield
-    finally:
+    with ONE_AT_A_TIME:
+        modules = [module for module in _modules_of(model) if getattr(module, NAME, None) is original]
         for module in modules:
-            setattr(module, NAME, original)
+            setattr(module, NAME, attention)
+        try:
+            yield
+        finally:
+            for module in modules:
+                setattr(module, NAME, original)
 
 
 def _modules_of(model: nn.Module) -> list[types.ModuleType]:
@@ -63,10 +68,11 @@ def _with_prefixes(original: Callable[..., mx.array]) -> Callable[..., mx.array]
     ) -> mx.array:
         if not (isinstance(cache, BranchCache) and cache.splits_attention and cache.prefix is not None):
             return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        if isinstance(mask, mx.array) and not any(mask is known for known in cache.layout.masks):
+            raise ValueError("the model makes a mask of its own, which knows nothing of the prefix")
         whole = cache.layout.prefix_len + keys.shape[-2]
         has_prefix_columns = isinstance(mask, mx.array) and mask.shape[-1] == whole
-        is_plain = mask is None or isinstance(mask, str) or mask.dtype == mx.bool_
-        if sinks is None and is_plain and not has_prefix_columns:
+        if sinks is None and not has_prefix_columns:
             return prefix_attention(queries, *cache.prefix, keys, values, scale=scale, mask=mask)
         keys, values = cache.with_prefix(keys, values)
         if not has_prefix_columns:

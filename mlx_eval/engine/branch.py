@@ -11,7 +11,7 @@ says which slots a row sees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import mlx.core as mx
@@ -34,6 +34,8 @@ class Layout:
     """[B] position of each row's first new token."""
     lengths: Int32Array
     """[B] new tokens of each row, padding aside."""
+    masks: list[mx.array] = field(default_factory=list, compare=False)
+    """Those that were made from it, for all layers: attention knows them again."""
 
     @property
     def num_rows(self) -> int:
@@ -146,8 +148,7 @@ class BranchCache:
         """A mask of `make_mask` that has no columns for the prefix, with them."""
         if not isinstance(mask, mx.array):
             return mask  # everything up to the token itself: so it is with the prefix in front
-        ones = mx.ones if mask.dtype == mx.bool_ else mx.zeros
-        seen = ones((*mask.shape[:-1], self.layout.prefix_len), dtype=mask.dtype)
+        seen = mx.ones((*mask.shape[:-1], self.layout.prefix_len), dtype=mx.bool_)
         return mx.concatenate([seen, mask], axis=-1)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -177,8 +178,10 @@ class BranchCache:
             if not return_array:
                 return "causal"
         with_prefix = window is not None or not self.splits_attention
-        mask = layout.mask(num_queries, self._num_new, window, with_prefix)
-        return mx.array(mask if layout.has_gaps else mask[0, 0])
+        seen = layout.mask(num_queries, self._num_new, window, with_prefix)
+        mask = mx.array(seen if layout.has_gaps else seen[0, 0])
+        layout.masks.append(mask)
+        return mask
 
     def is_trimmable(self) -> bool:
         """Rows are never shortened."""

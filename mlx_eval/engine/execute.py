@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
@@ -21,12 +21,20 @@ from mlx_eval_kernels import NO_TARGET, logprob
 from mlx_eval.engine import attention, kv
 from mlx_eval.engine.batches import Batch, RowKey, ScoringPlan
 from mlx_eval.engine.branch import Layout
+from mlx_eval.engine.budget import is_out_of_memory
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import Score, ScoringRequest
+
+FAILURES: Final = (ValueError, TypeError, AttributeError, LookupError, RuntimeError, AssertionError)
+"""What a model that cannot be run in some way may raise."""
 
 OnScore = Callable[[int, Score], None]
 OnTokens = Callable[[int], None]
 Int32Array = npt.NDArray[np.int32]
+
+
+class ModelCallError(Exception):
+    """A model refuses a batch; the cause says why."""
 
 
 class Tally:
@@ -109,7 +117,12 @@ class Executor:
         self._prefixes: dict[RowKey, kv.Prefix] = {}
 
     def run(self) -> None:
-        """Run every batch."""
+        """Run every batch.
+
+        Raises:
+            ModelCallError: the model refuses one.
+            RuntimeError: memory ran out, among others.
+        """
         running: _Running | None = None
         splits = self._factory.splits_attention
         with attention.prefix_attention_in(self._model) if splits else contextlib.nullcontext():
@@ -122,6 +135,15 @@ class Executor:
                 self._finish(running)
 
     def _start(self, index: int, batch: Batch) -> _Running:
+        """Send a batch; what the model raises comes as a `ModelCallError`, but for memory that runs out."""
+        try:
+            return self._send(index, batch)
+        except FAILURES as error:
+            if isinstance(error, RuntimeError) and is_out_of_memory(error):
+                raise
+            raise ModelCallError from error
+
+    def _send(self, index: int, batch: Batch) -> _Running:
         """Send a batch to the device without waiting for it."""
         wanted = _wanted_positions(batch, self._requests)
         layout, caches = self._caches(batch)

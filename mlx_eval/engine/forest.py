@@ -207,4 +207,9 @@ def _push_down(node: Node, children: list[Node]) -> None:
     """Have each child compute the node's tokens itself; the first gives the node's answers."""
     for child in children:
         child.start = node.start
-    children[0].answers += node.answers
+    first = children[0]
+    ends = {answer.request: answer for answer in first.answers}
+    for answer in node.answers:  # of one request, the child's stretch goes on where the node's stops
+        after = ends.get(answer.request)
+        ends[answer.request] = answer if after is None else Answer(answer.request, answer.first, after.stop)
+    first.answers = list(ends.values())

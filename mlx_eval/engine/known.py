@@ -31,7 +31,10 @@ def model_identity(loaded: LoadedModel, fingerprint: str) -> str:
         loaded: the model.
         fingerprint: its own, which takes a pass over all weights.
     """
-    settings = json.dumps(dict(loaded.config), sort_keys=True, default=str)
+    kind = type(loaded.model)
+    settings = json.dumps(
+        [kind.__module__, kind.__qualname__, dict(loaded.config)], sort_keys=True, default=str
+    )
     return f"{fingerprint}-{hashlib.sha256(settings.encode()).hexdigest()[:16]}"
 
 
@@ -57,7 +60,7 @@ def known_sharing(identity: str) -> ModelSharing | None:
         return None
     try:
         return ModelSharing.from_dict(stored)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         return None
 
 

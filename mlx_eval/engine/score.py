@@ -16,10 +16,10 @@ from mlx import nn
 from mlx_eval import config
 from mlx_eval.engine import budget
 from mlx_eval.engine.batches import Limits, ScoringPlan
-from mlx_eval.engine.execute import Executor, OnScore, OnTokens, Tally
+from mlx_eval.engine.execute import Executor, ModelCallError, OnScore, OnTokens, Tally
 from mlx_eval.engine.forest import num_input_tokens
 from mlx_eval.engine.plan import plan_scoring
-from mlx_eval.engine.sharing import ModelSharing, find_sharing
+from mlx_eval.engine.sharing import WAYS, ModelSharing, describe, find_sharing
 from mlx_eval.errors import OutOfMemoryError
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import Score, ScoringRequest
@@ -117,11 +117,12 @@ class Scorer:
     def _run(
         self, plan: ScoringPlan, requests: Sequence[ScoringRequest], on_score: OnScore, on_tokens: OnTokens
     ) -> None:
-        """Compute a plan, with ever less at once while memory runs out."""
+        """Compute a plan; with ever less at once while memory runs out, and more slowly where the model refuses."""
         left = list(range(len(requests)))
         while left:
             asked = [requests[index] for index in left]
             tally = Tally(asked, lambda place, score, left=left: on_score(left[place], score))  # type: ignore[misc]
+            limits = plan.limits
             try:
                 Executor(
                     self._model,
@@ -133,22 +134,46 @@ class Scorer:
                     on_tokens=on_tokens,
                 ).run()
                 return
+            except ModelCallError as error:
+                self._share_less(error)
             except RuntimeError as error:
-                if not budget.is_out_of_memory(error):
-                    raise
-                limits = plan.limits.halved()
-                if limits == plan.limits:
-                    raise OutOfMemoryError(
-                        "memory holds the model, but not one row of these requests beside it: "
-                        "give a smaller --max_length, or quantise the model (--quantize 4)"
-                    ) from error
+                limits = _less(limits, error)
             left = [index for place, index in enumerate(left) if tally.missing[place]]
             mx.clear_cache()
-            logger.warning(
-                "memory ran out: going on with batches of %d tokens in at most %d rows",
-                limits.batch_tokens,
-                limits.max_rows,
-            )
             plan = plan_scoring(
                 [requests[index] for index in left], limits, self.sharing.sharing, self.sharing.cache
             )
+
+    def _share_less(self, error: ModelCallError) -> None:
+        """Take the next way that holds, since the model has refused a batch that the self-test did not foresee."""
+        way = self.sharing.way
+        if way == WAYS[-1]:
+            assert error.__cause__ is not None
+            raise error.__cause__
+        self.sharing = find_sharing(self._model, self._head, after=way)
+        logger.warning(
+            "the model refuses a batch (%s): going on with %s", error.__cause__, describe(self.sharing.way)
+        )
+
+
+def _less(limits: Limits, error: RuntimeError) -> Limits:
+    """Half of what did not fit.
+
+    Raises:
+        RuntimeError: it was something else.
+        OutOfMemoryError: there is no less.
+    """
+    if not budget.is_out_of_memory(error):
+        raise error
+    less = limits.halved()
+    if less == limits:
+        raise OutOfMemoryError(
+            "memory holds the model, but not one row of these requests beside it: "
+            "give a smaller --max_length, or quantise the model (--quantize 4)"
+        ) from error
+    logger.warning(
+        "memory ran out: going on with batches of %d tokens in at most %d rows",
+        less.batch_tokens,
+        less.max_rows,
+    )
+    return less

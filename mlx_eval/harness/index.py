@@ -72,6 +72,9 @@ def index_folders(folders: Sequence[Path]) -> TaskFiles:
                 TaskIndex.process_cfg(config, path, entries)
             except FILE_FAULTS:  # no task: a file that others include, or settings of something else
                 continue
+        for name in [name for name in entries if not isinstance(name, str)]:
+            path = Path(str(entries.pop(name).yaml_path))
+            found.broken[path] = ValueError(f"the name of a task is a text, not {name!r}")
         for name, entry in entries.items():
             other = found.entries.get(name)
             if other is None or Kind.TAG in (entry.kind, other.kind) or entry.yaml_path == other.yaml_path:

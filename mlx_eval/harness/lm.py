@@ -110,6 +110,8 @@ class MLXEvalLM:
             prefix_token_id = whole_number("prefix_token_id", prefix_token_id, 0)
             check_ids([prefix_token_id], loaded)
         self.statistics = RunStatistics()
+        self._scorer: Scorer | None = None
+        self._scored_modules: list[nn.Module] = []
         self._encoder = Encoder(
             loaded.tokenizer, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id
         )
@@ -137,7 +139,7 @@ class MLXEvalLM:
     @property
     def sharing(self) -> ModelSharing | None:
         """How far the model's rows shared prefixes and batches; None as long as nothing was scored."""
-        return self.__dict__["_scorer"].sharing if "_scorer" in self.__dict__ else None
+        return None if self._scorer is None else self._scorer.sharing
 
     @property
     def max_length(self) -> int:
@@ -291,7 +293,7 @@ class MLXEvalLM:
         check_ids((ids for one in requests for ids in (one.context_ids, one.continuation_ids)), self.loaded)
         statistics = self.statistics
         with statistics.timed("self_test"):
-            scorer = self._scorer
+            scorer = self._ready_scorer()
         with statistics.timed("plan"):
             plan = scorer.plan(requests, self._most_rows)
         statistics.count_plan(plan)
@@ -312,10 +314,20 @@ class MLXEvalLM:
             )
         statistics.note("the log-probability is not a number; the model's weights may be damaged", undefined)
 
-    @functools.cached_property
-    def _scorer(self) -> Scorer:
-        head = RowHead(self.loaded.model, config.LOGITS_BYTES)
-        return Scorer(self.loaded.model, head, sharing_of(self.loaded, head))
+    def _ready_scorer(self) -> Scorer:
+        """A scorer of the model as it is now: modules may have been replaced since the last call."""
+        model = self.loaded.model
+        modules = list(model.modules())
+        known = self._scored_modules
+        if (
+            self._scorer is None
+            or len(known) != len(modules)
+            or any(one is not other for one, other in zip(known, modules, strict=True))
+        ):
+            head = RowHead(model, config.LOGITS_BYTES)
+            self._scorer = Scorer(model, head, sharing_of(self.loaded, head))
+            self._scored_modules = modules
+        return self._scorer
 
     @functools.cached_property
     def _decoder(self) -> Decoder:

@@ -39,8 +39,12 @@ class RowHead:
         self._model = model
         self._hook: HiddenHook | None = None
         probe = mx.array(PROBE_IDS)
-        path = _last_hidden_module(model, probe)
-        full = _call(model, probe)
+        try:
+            full = _call(model, probe)
+            path = _last_hidden_module(model, probe)
+        except (ValueError, TypeError, AttributeError, LookupError):  # it takes one row at a time
+            full = _call(model, probe[:1])
+            path = None
         self.vocab_size: int = full.shape[-1]
         """V, the width of the logits."""
         self.dtype: mx.Dtype = full.dtype

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import Any
 
 import mlx.core as mx
@@ -178,8 +179,8 @@ def test_a_split_prefix_is_read_under_windows_and_beside_sinks(
     np.testing.assert_allclose(np.array(result), expected, rtol=0, atol=ROUNDING)
 
 
-def test_a_mask_that_is_added_to_the_scores_is_respected() -> None:
-    """Some models turn the boolean mask into numbers."""
+def test_a_mask_that_the_model_makes_itself_is_refused() -> None:
+    """It was made from keys without the prefix, so it says nothing of those."""
     cache = split_cache(SLOTS["gaps"], None)
     queries = random_array(4, BATCH, HEADS * GROUPS, LENGTH, WIDTH)
     mask = cache.make_mask(LENGTH)
@@ -187,9 +188,27 @@ def test_a_mask_that_is_added_to_the_scores_is_respected() -> None:
     keys, values = cache.update_and_fetch(
         random_array(6, BATCH, HEADS, LENGTH, WIDTH), random_array(7, BATCH, HEADS, LENGTH, WIDTH)
     )
-    added = mx.where(mask, 0.0, -1e9)
     with prefix_attention_in(tiny_model("llama", VOCAB)):
         attention = getattr(module_of("llama"), NAME)
-        result = attention(queries, keys, values, cache=cache, scale=0.4, mask=added)
-    expected = float64_attention(cache, queries, SLOTS["gaps"], None, None)
-    np.testing.assert_allclose(np.array(result), expected, rtol=0, atol=ROUNDING)
+        for own in (mx.where(mask, 0.0, -1e9), mx.logical_and(mask, mask)):
+            with pytest.raises(ValueError, match="a mask of its own"):
+                attention(queries, keys, values, cache=cache, scale=0.4, mask=own)
+
+
+def test_another_thread_waits_until_the_name_is_free() -> None:
+    model = tiny_model("llama", VOCAB)
+    seen: list[bool] = []
+
+    def look() -> None:
+        with prefix_attention_in(model):
+            seen.append(inside.is_set())
+
+    inside = threading.Event()
+    with prefix_attention_in(model):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join(0.2)
+        assert seen == []
+        inside.set()
+    thread.join()
+    assert seen == [True]

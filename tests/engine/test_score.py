@@ -565,7 +565,7 @@ def test_halving_ends_at_rows_that_fit_in_steps(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     "error", [RuntimeError("[conv] Invalid shape"), ValueError(NO_MEMORY), KeyError("x")]
 )
-def test_other_errors_pass_through_at_once(error: Exception) -> None:
+def test_other_errors_pass_through_when_no_way_is_left(error: Exception) -> None:
     def fail(shape: tuple[int, ...]) -> None:
         raise error
 
@@ -574,7 +574,27 @@ def test_other_errors_pass_through_at_once(error: Exception) -> None:
         with pytest.raises(type(error)) as caught:
             scores(scorer, requests)
     assert caught.value is error
-    assert len(calls.shapes) == 1
+    assert len(calls.shapes) == 2  # the batch, and the first row alone
+
+
+def test_a_batch_that_the_model_refuses_is_computed_in_a_way_that_it_takes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What the self-test is too short to show."""
+
+    def fail(shape: tuple[int, ...]) -> None:
+        if shape[0] > 1 and shape[1] > 30:
+            raise ValueError("no two rows of more than 30 tokens")
+
+    rng = np.random.default_rng(3)
+    requests = [ScoringRequest(rng.integers(1, 20, 40), rng.integers(1, 20, 2)) for _ in range(3)]
+    with watched("llama", RAGGED, fail) as (scorer, _):
+        found = scores(scorer, requests)
+        assert scorer.sharing.way.level is Level.ALONE
+    with watched("llama", RAGGED, lambda shape: None) as (scorer, _):
+        expected = scores(scorer, requests)
+    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in expected], abs=1e-4)
+    assert "the model refuses a batch (no two rows of more than 30 tokens)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -584,13 +604,16 @@ def test_the_attention_of_mlx_lm_is_given_back_whatever_happens(error: BaseExcep
     from mlx_lm.models import base, llama
 
     def fail(shape: tuple[int, ...]) -> None:
-        assert llama.scaled_dot_product_attention is not base.scaled_dot_product_attention
+        patched.append(llama.scaled_dot_product_attention is not base.scaled_dot_product_attention)
         raise error
+
+    patched: list[bool] = []
 
     with watched("llama", RAGGED, fail) as (scorer, _):
         requests = [ScoringRequest([1, 2], [3])]
         with pytest.raises((type(error), OutOfMemoryError)):
             scorer.run(planned(requests, Limits(1), scorer), requests, pytest.fail)
+    assert patched[0]
     assert llama.scaled_dot_product_attention is base.scaled_dot_product_attention
 
 

@@ -285,6 +285,28 @@ def test_equal_tokens_with_another_split_are_not_mixed_up_and_run_once() -> None
     assert lm.statistics.requests["loglikelihood"] == 3
 
 
+def test_a_module_replaced_between_two_calls_counts() -> None:
+    lm: Any = MLXEvalLM(loaded(tiny_model(vocab_size=VOCAB), bpe_tokenizer()))
+    asked = [request("the", " quick brown")]
+    before = lm.loglikelihood(asked)
+    lm.loaded.model.lm_head = tiny_model(vocab_size=VOCAB, seed=1).lm_head
+    after = lm.loglikelihood(asked)
+    assert abs(after[0][0] - before[0][0]) > 0.1
+    assert_scores(lm.loaded.model, [lm._encode_pair("the", " quick brown")], after)
+
+
+def test_an_undefined_answer_is_not_remembered(caplog: pytest.LogCaptureFixture) -> None:
+    damaged = tiny_model(vocab_size=VOCAB)
+    table = np.array(damaged.model.embed_tokens.weight)
+    table[bpe_tokenizer().encode(" quick")[0]] = math.nan
+    damaged.model.embed_tokens.weight = mx.array(table)
+    lm: Any = MLXEvalLM(loaded(damaged, bpe_tokenizer()))
+    lm.loaded.model.lm_head.weight = mx.array(np.nan_to_num(table))
+    lm.cache_hook = hook = Hook()
+    lm.loglikelihood([request("the quick", " brown"), request("the", " brown")])
+    assert len(hook.seen) == 1
+
+
 def test_damaged_weights_are_an_error() -> None:
     damaged = tiny_model(vocab_size=VOCAB)
     damaged.model.norm.weight = mx.full((32,), math.nan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -244,3 +245,14 @@ def test_every_module_of_mlx_lm_with_a_model_has_a_configuration() -> None:
         path.stem for path in folder.glob("*.py") if "\nclass Model(" in path.read_text(encoding="utf-8")
     }
     assert not modules - {name.partition("@")[0] for name in configurations()}
+
+
+def test_the_page_about_architectures_names_each_where_it_belongs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "architectures.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.search(r"\| \d+: ", line)]
+    placed = {name.rstrip("†"): row[0] for row in rows for name in row[3].partition(": ")[2].split(", ")}
+    lengths = {"any length": "prefixes of any length", "one length": "prefixes of equal length"}
+    assert {name: lengths.get(length, "one row at a time") for name, length in placed.items()} == {
+        name: way.partition(",")[0] for name, way in WAY_OF.items()
+    }
+    assert all(f"\n| {name} | " in page for name in configurations() if name not in runnable())
