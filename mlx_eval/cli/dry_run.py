@@ -18,7 +18,7 @@ def show(forecast: Forecast) -> None:
     if forecast.scoring:
         rows = [
             (
-                one.kind,
+                one.kind + (" (windows)" if one.kind.endswith("rolling") else ""),
                 f"{one.plan.num_requests:,}",
                 f"{one.plan.naive_tokens:,}",
                 f"{one.plan.unique_tokens:,}",
@@ -63,6 +63,8 @@ def _time(forecast: Forecast) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return "a second"
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
