@@ -297,7 +297,7 @@ def group(one: Measured) -> tuple[str, str, str]:
 def refused_table(measured: Sequence[Measured]) -> Iterator[str]:
     yield "## What was refused\n"
     yield "What stops an architecture from going all the way: the ways that the self-test refused. A number is what"
-    yield "one score in ten or more differs by, in standard deviations of a token's score.\n"
+    yield "one score in four or more differs by, in standard deviations of a token's score.\n"
     yield "| way | found | architectures |"
     yield "|---|---|---|"
     found: dict[str, list[tuple[str, str]]] = {}
