@@ -90,8 +90,8 @@ class Ours:
 
     def _use(self, max_length: int | None) -> None:
         self.lm = self._make(self._loaded, batch_size=self._batch_size, max_length=max_length)
-        self.scorer = WatchedScorer(self.lm._scorer)
-        self.lm.__dict__["_scorer"] = self.scorer  # where cached_property looks first
+        self.scorer = WatchedScorer(self.lm._ready_scorer())
+        self.lm._ready_scorer = lambda: self.scorer
 
     def score(self, work: Work) -> list[Answer]:
         """Through the methods that lm-eval calls."""

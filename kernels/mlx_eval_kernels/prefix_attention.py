@@ -28,6 +28,7 @@ def prefix_attention(
     *,
     scale: float,
     mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     """Attend to a common prefix and to own keys, with grouped-query heads.
 
@@ -40,6 +41,7 @@ def prefix_attention(
         scale: of the products of queries and keys.
         mask: which of `keys` a query sees, at least one: boolean, broadcastable to [B, 1, T, S]; "causal": those
             up to its own token; None: all.
+        sinks: [G * H] scores that take part in each head's softmax and add nothing to its mean; None: there are none.
 
     Returns:
         [B, G * H, T, E] in the type of `queries`; the sums are taken in float32.
@@ -67,9 +69,11 @@ def prefix_attention(
         values,
         _grouped_mask(mask, groups, keys, length),
     )
-    near = near.reshape(far.shape)
-    weight = mx.sigmoid(far_sum - near_sum.reshape(far_sum.shape))
+    near, near_sum = near.reshape(far.shape), near_sum.reshape(far_sum.shape)
+    weight = mx.sigmoid(far_sum - near_sum)
     merged = far * weight + near * (1 - weight)
+    if sinks is not None:
+        merged = merged * mx.sigmoid(mx.logaddexp(far_sum, near_sum) - sinks.reshape(1, heads, groups, 1, 1))
     return merged.astype(queries.dtype).reshape(batch, num_queries, length, -1)
 
 

@@ -72,11 +72,9 @@ def _with_prefixes(original: Callable[..., mx.array]) -> Callable[..., mx.array]
             raise ValueError("the model makes a mask of its own, which knows nothing of the prefix")
         whole = cache.layout.prefix_len + keys.shape[-2]
         has_prefix_columns = isinstance(mask, mx.array) and mask.shape[-1] == whole
-        if sinks is None and not has_prefix_columns:
-            return prefix_attention(queries, *cache.prefix, keys, values, scale=scale, mask=mask)
-        keys, values = cache.with_prefix(keys, values)
-        if not has_prefix_columns:
-            mask = cache.whole_mask(mask)
-        return original(queries, keys, values, cache=None, scale=scale, mask=mask, sinks=sinks)
+        if has_prefix_columns:
+            keys, values = cache.with_prefix(keys, values)
+            return original(queries, keys, values, cache=None, scale=scale, mask=mask, sinks=sinks)
+        return prefix_attention(queries, *cache.prefix, keys, values, scale=scale, mask=mask, sinks=sinks)
 
     return attention

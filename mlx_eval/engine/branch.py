@@ -144,13 +144,6 @@ class BranchCache:
             return keys, values
         return _behind(self.prefix[0], keys), _behind(self.prefix[1], values)
 
-    def whole_mask(self, mask: mx.array | str | None) -> mx.array | str | None:
-        """A mask of `make_mask` that has no columns for the prefix, with them."""
-        if not isinstance(mask, mx.array):
-            return mask  # everything up to the token itself: so it is with the prefix in front
-        seen = mx.ones((*mask.shape[:-1], self.layout.prefix_len), dtype=mx.bool_)
-        return mx.concatenate([seen, mask], axis=-1)
-
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add keys and values [B, H, T, D]; returns those to attend to."""
         self._num_new += keys.shape[-2]
@@ -201,14 +194,14 @@ def _behind(prefix: mx.array, rows: mx.array) -> mx.array:
 def gather_own(
     parents: Sequence[tuple[BranchCache, Int32Array]], num_direct: int, num_slots: int
 ) -> tuple[mx.array, mx.array] | None:
-    """Own keys and values [B, H, S, D] for a new batch; None: there are none.
+    """Own keys and values [B, H, S, D] for a new batch; None: there are none, or the layer keeps none.
 
     Args:
         parents: caches of earlier batches with the rows to go on from.
         num_direct: rows before these that have no own slots.
         num_slots: S, up to which the parents' slots are used.
     """
-    if not parents or num_slots == 0:
+    if not parents or num_slots == 0 or any(cache.keys is None for cache, _ in parents):
         return None
     made = []
     for name in ("keys", "values"):
@@ -227,8 +220,10 @@ def gather_own(
 
 def as_prefix(
     cache: BranchCache, row: int, slots: npt.NDArray[np.intp], before: tuple[mx.array, mx.array] | None
-) -> tuple[mx.array, mx.array]:
+) -> tuple[mx.array, mx.array] | None:
     """Keys and values [1, H, P, D] of one row, behind those of the prefix that it stands behind.
+
+    None: the layer keeps none.
 
     Args:
         cache: of the row's batch, which was read.
@@ -236,6 +231,8 @@ def as_prefix(
         slots: own slots of the row that hold tokens.
         before: keys and values of its own prefix, if it has one.
     """
+    if cache.keys is None:
+        return None
     index = mx.array(slots.astype(np.int32))
     pair = []
     for place, array in enumerate(cache.state):

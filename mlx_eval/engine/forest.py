@@ -69,24 +69,29 @@ class Forest:
     """Tokens that a pass of its own for each request would compute."""
 
 
-def build_forest(requests: Sequence[ScoringRequest], split_tokens: float) -> Forest:
+def build_forest(
+    requests: Sequence[ScoringRequest], split_tokens: float, *, joins_inputs: bool = True
+) -> Forest:
     """Share every common prefix for which a split pays.
 
     Args:
         requests: in any order; equal ones share everything.
         split_tokens: what a split costs, in tokens: a node whose sharing saves fewer is computed again in each
             of its children. `NO_SHARING` yields one root for each input that is no prefix of another.
+        joins_inputs: whether an input may be a part of another one's row. False, for models in which a token
+            changes those before it: one root for each distinct input.
     """
     keys, owners = _distinct_inputs(requests)
     sequences = tuple(np.frombuffer(key, dtype=">i4").astype(np.int32) for key in keys)
     roots, ends = _trie(sequences)
+    unique = sum(node.length for node in walk(place.node for place in roots))
+    if not joins_inputs:
+        roots = ends = [_Place(Node(index, 0, tokens.size), None) for index, tokens in enumerate(sequences)]
     for end, indices in zip(ends, owners, strict=True):
         for index in indices:
             _place_answers(end, index, requests[index])
-    nodes = [end.node for end in roots]
-    unique = sum(node.length for node in walk(nodes))
     return Forest(
-        roots=tuple(_settle(nodes, split_tokens)),
+        roots=tuple(_settle([place.node for place in roots], split_tokens)),
         sequences=sequences,
         unique_tokens=unique,
         naive_tokens=sum(num_input_tokens(request) for request in requests),

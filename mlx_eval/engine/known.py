@@ -20,7 +20,7 @@ from mlx_eval.models.head import RowHead
 from mlx_eval.models.load import model_path
 from mlx_eval.models.loaded import LoadedModel
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of the self-test and the ways that it tries; another number makes what older ones found unreadable."""
 
 

@@ -57,9 +57,11 @@ def plan_scoring(
         split_tokens: what sharing a prefix costs, in tokens.
     """
     shares = sharing.level >= Level.EQUAL
-    forest = build_forest(requests, split_tokens if shares else NO_SHARING)
-    if sharing.level is Level.ALONE:
-        limits = replace(limits, max_rows=1)
+    is_alone = sharing.level is Level.ALONE
+    forest = build_forest(requests, split_tokens if shares else NO_SHARING, joins_inputs=not is_alone)
+    if is_alone:
+        longest = max((tokens.size for tokens in forest.sequences), default=1)
+        limits = replace(limits, max_rows=1, step=max(limits.step, longest))
     packer = _Packer(limits, sharing, cache)
     packer.pack(forest)
     batches = tuple(packer.batches)

@@ -25,7 +25,7 @@ from mlx_eval.engine.budget import is_out_of_memory
 from mlx_eval.engine.execute import FAILURES, Executor, ModelCallError, Tally
 from mlx_eval.engine.kv import CacheFactory, arrays_of
 from mlx_eval.engine.plan import plan_scoring
-from mlx_eval.models.head import RowHead, _replace_module
+from mlx_eval.models.head import RowHead, replace_module
 from mlx_eval.records import IntArray, Score, ScoringRequest
 
 FloatArray = npt.NDArray[np.float64]
@@ -205,7 +205,7 @@ def _in_float32(model: nn.Module) -> nn.Module:
     wide = model
     for path, module in model.named_modules():
         if path and isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
-            wide = _replace_module(wide, path, lambda embedded: embedded.astype(mx.float32))
+            wide = replace_module(wide, path, lambda embedded: embedded.astype(mx.float32))
     return wide
 
 

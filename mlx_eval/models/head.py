@@ -51,7 +51,7 @@ class RowHead:
         """Type of the logits."""
         self.max_rows = max(1, logits_bytes // (4 * full.shape[-1]))
         """Rows [V] of logits computed at once."""
-        self._split = None if path is None else _replace_module(model, path, self._apply_hook)
+        self._split = None if path is None else replace_module(model, path, self._apply_hook)
         self.is_split = self._split is not None and self._agrees(probe, full)
         """Whether the head runs on chosen rows only. False: on every row, because the model resisted."""
 
@@ -153,7 +153,7 @@ def _last_hidden_module(model: nn.Module, tokens: mx.array) -> str | None:
     return None
 
 
-def _replace_module(model: Any, path: str, hook: HiddenHook) -> Any:
+def replace_module(model: Any, path: str, hook: HiddenHook) -> Any:
     """A shallow copy of `model` that passes the result of its module at `path` through `hook`."""
     name, _, rest = path.partition(".")
     if not name:
@@ -167,8 +167,8 @@ def _replace_module(model: Any, path: str, hook: HiddenHook) -> Any:
         return replaced
     if isinstance(model, list | tuple):
         items = list(model)
-        items[int(name)] = _replace_module(items[int(name)], rest, hook)
+        items[int(name)] = replace_module(items[int(name)], rest, hook)
         return items
     replaced = copy.copy(model)
-    setattr(replaced, name, _replace_module(getattr(model, name), rest, hook))
+    setattr(replaced, name, replace_module(getattr(model, name), rest, hook))
     return replaced

@@ -226,18 +226,6 @@ def test_split_attention_is_given_own_keys_only_and_masks_without_the_prefix() -
     assert mask.shape == (2, 1, 2, 7)  # the window hides a part of the prefix
 
 
-def test_a_mask_without_the_prefix_is_completed() -> None:
-    prefix = (mx.zeros((1, 1, 3, 4)), mx.zeros((1, 1, 3, 4)))
-    cache = BranchCache(layout(3, [[True], [False]], [1, 1]), prefix=prefix, splits_attention=True)
-    mask = cache.make_mask(1)
-    assert isinstance(mask, mx.array)
-    whole = cache.whole_mask(mask)
-    assert isinstance(whole, mx.array)
-    assert whole[:, 0, 0].tolist() == [[True] * 5, [True, True, True, False, True]]
-    assert cache.whole_mask("causal") == "causal"
-    assert cache.whole_mask(None) is None
-
-
 def test_a_cache_says_what_mlx_lm_asks() -> None:
     fresh = BranchCache(EMPTY_LAYOUT)
     assert fresh.empty()

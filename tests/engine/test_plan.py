@@ -193,7 +193,9 @@ def test_every_request_is_answered_once_and_figures_are_those_of_a_recount(
     assert plan.planned_tokens == sum(row.end - row.start for row in rows_of(plan))
     widths = [len(batch.rows) * max(row.end - row.start for row in batch.rows) for batch in plan.batches]
     assert plan.padding == sum(widths) - plan.planned_tokens
-    steps = [range(0, max(row.end - row.start for row in batch.rows), limits.step) for batch in plan.batches]
+    steps = [
+        range(0, max(row.end - row.start for row in batch.rows), plan.limits.step) for batch in plan.batches
+    ]
     assert plan.num_forwards == sum(map(len, steps))
 
 
@@ -213,9 +215,19 @@ def test_with_free_splits_every_distinct_prefix_is_computed_once(
 def test_models_that_share_no_prefix_compute_each_input_that_begins_no_other(
     requests: list[ScoringRequest], limits: Limits
 ) -> None:
-    for level in (Level.ALONE, Level.ROWS):
-        plan = plan_scoring(requests, limits, Sharing(level))
-        assert sorted(tokens_of(plan, row) for row in rows_of(plan)) == maximal_inputs(requests)
+    plan = plan_scoring(requests, limits, Sharing(Level.ROWS))
+    assert sorted(tokens_of(plan, row) for row in rows_of(plan)) == maximal_inputs(requests)
+
+
+@given(REQUESTS, LIMITS)
+def test_rows_alone_hold_nothing_but_their_own_input_in_one_step(
+    requests: list[ScoringRequest], limits: Limits
+) -> None:
+    """In such models a token may change what those before it give."""
+    plan = plan_scoring(requests, limits, Sharing(Level.ALONE))
+    inputs = {(*one.context_ids.tolist(), *one.continuation_ids[:-1].tolist()) for one in requests}
+    assert sorted(tokens_of(plan, row) for row in rows_of(plan)) == sorted(inputs)
+    assert plan.num_forwards == len(plan.batches) == len(inputs)
 
 
 @given(REQUESTS, LIMITS, st.booleans(), POLICIES)
