@@ -80,13 +80,15 @@ def test_what_the_hub_refuses_is_said_in_one_line(place: int, monkeypatch: pytes
 def test_the_revision_reaches_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[Any] = []
 
-    def download(hub_id: str, revision: str | None = None) -> Path:
-        seen.append((hub_id, revision))
+    def download(hub_id: str, revision: str | None = None, allow_patterns: list[str] | None = None) -> Path:
+        seen.append((hub_id, revision, allow_patterns))
         return tmp_path
 
     monkeypatch.setattr("mlx_lm.utils._download", download)
     assert huggingface.find_directory("owner/name", "v2") == tmp_path
-    assert seen == [("owner/name", "v2")]
+    assert huggingface.find_description("owner/name", "v2") == tmp_path
+    assert seen == [("owner/name", "v2", None), ("owner/name", "v2", huggingface.DESCRIPTION)]
+    assert not any("safetensors" in pattern for pattern in huggingface.DESCRIPTION)
 
 
 def test_python_files_of_a_directory_run_only_when_trusted(tmp_path: Path) -> None:
