@@ -28,17 +28,20 @@ def scoring_limits(cache: CacheSize, batch_size: int | None = None, *, reserved_
         reserved_bytes: of the free memory, what something else will take, such as weights not yet loaded.
 
     Returns:
-        Limits whose KV is never less than that of one batch of `BATCH_TOKENS`, free or not: it is tried then.
+        Limits whose KV is never less than that of one batch, free or not: it is tried then.
     """
     share = int(max(0, free_bytes() - reserved_bytes) * config.KV_SHARE)
     largest_buffer = mx.device_info().get("max_buffer_length")
     if largest_buffer:
         # keys of one layer are one buffer: an eighth of all KV in a model of four layers, less in larger ones
         share = min(share, int(largest_buffer) * 8)
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    batch_tokens = config.CPU_BATCH_TOKENS if on_cpu else config.BATCH_TOKENS
     return Limits(
         max_rows=config.MAX_ROWS if batch_size is None else batch_size,
-        kv_bytes=max(share, config.BATCH_TOKENS * cache.token_bytes + cache.row_bytes),
-        step=config.CPU_PREFILL_STEP if mx.default_device() == mx.Device(mx.cpu) else config.PREFILL_STEP,
+        batch_tokens=batch_tokens,
+        kv_bytes=max(share, batch_tokens * cache.token_bytes + cache.row_bytes),
+        step=config.CPU_PREFILL_STEP if on_cpu else config.PREFILL_STEP,
     )
 
 

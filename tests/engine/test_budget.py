@@ -16,6 +16,12 @@ from tests.tiny import tiny_model
 GIGABYTE = 2**30
 
 
+def usual_tokens() -> int:
+    """Tokens of a batch on this device."""
+    on_cpu = mx.default_device() == mx.Device(mx.cpu)
+    return config.CPU_BATCH_TOKENS if on_cpu else config.BATCH_TOKENS
+
+
 def device(monkeypatch: pytest.MonkeyPatch, active: int = 0, **info: int) -> None:
     monkeypatch.setattr(mx, "device_info", lambda: {"memory_size": 64 * GIGABYTE, **info})
     monkeypatch.setattr(mx, "get_active_memory", lambda: active)
@@ -65,7 +71,7 @@ def test_keys_and_values_take_a_share_of_what_is_free(monkeypatch: pytest.Monkey
     device(monkeypatch, max_recommended_working_set_size=20 * GIGABYTE)
     limits = budget.scoring_limits(CacheSize(1000))
     assert limits.kv_bytes == int(20 * GIGABYTE * config.KV_SHARE)
-    assert (limits.max_rows, limits.batch_tokens) == (config.MAX_ROWS, config.BATCH_TOKENS)
+    assert (limits.max_rows, limits.batch_tokens) == (config.MAX_ROWS, usual_tokens())
     assert budget.scoring_limits(CacheSize(1000), 5) == replace(limits, max_rows=5)
 
 
@@ -74,7 +80,7 @@ def test_what_something_else_will_take_is_left_to_it(monkeypatch: pytest.MonkeyP
     limits = budget.scoring_limits(CacheSize(1), reserved_bytes=4 * GIGABYTE)
     assert limits.kv_bytes == int(16 * GIGABYTE * config.KV_SHARE)
     none_left = budget.scoring_limits(CacheSize(1), reserved_bytes=40 * GIGABYTE)
-    assert none_left.kv_bytes == config.BATCH_TOKENS
+    assert none_left.kv_bytes == usual_tokens()
 
 
 @pytest.mark.parametrize(("kind", "step"), [(mx.cpu, config.CPU_PREFILL_STEP), (mx.gpu, config.PREFILL_STEP)])
@@ -96,7 +102,7 @@ def test_one_batch_is_always_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be that it fits after all; otherwise memory runs out, and less is tried."""
     device(monkeypatch, active=30 * GIGABYTE, max_recommended_working_set_size=20 * GIGABYTE)
     limits = budget.scoring_limits(CacheSize(token_bytes=1000, row_bytes=70))
-    assert limits.kv_bytes == config.BATCH_TOKENS * 1000 + 70
+    assert limits.kv_bytes == usual_tokens() * 1000 + 70
 
 
 @pytest.mark.parametrize(
