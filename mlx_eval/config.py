@@ -58,7 +58,7 @@ FORWARD_TOKENS: Final = 32
 PADDING_SHARE: Final = 0.03
 """Padding that a batch may have beyond that, as a part of its tokens."""
 
-AHEAD_TOKENS: Final = 8192
+AHEAD_TOKENS: Final = 4096
 """Tokens of KV that may wait until their rows go on: parents are computed first, so that their children, which
 are short, fill batches of one length."""
 
