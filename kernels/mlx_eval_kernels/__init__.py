@@ -1,8 +1,10 @@
 """Array functions of the evaluation engine: arrays in, arrays out. Knows mlx and nothing else of ours."""
 
+from mlx_eval_kernels.launch import Backend as Backend
+from mlx_eval_kernels.launch import KernelError as KernelError
 from mlx_eval_kernels.logprob import NO_TARGET as NO_TARGET
 from mlx_eval_kernels.logprob import LogProb as LogProb
 from mlx_eval_kernels.logprob import logprob as logprob
 from mlx_eval_kernels.prefix_attention import prefix_attention as prefix_attention
 
-__all__ = ["NO_TARGET", "LogProb", "logprob", "prefix_attention"]
+__all__ = ["NO_TARGET", "Backend", "KernelError", "LogProb", "logprob", "prefix_attention"]

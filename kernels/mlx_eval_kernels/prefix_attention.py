@@ -11,7 +11,9 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlx_eval_kernels.attention_parts import WIDEST, attention_by_parts
 from mlx_eval_kernels.exponential import exp_below
+from mlx_eval_kernels.launch import FLOATS, Backend, KernelError, chosen_backend
 
 SCORES_BYTES: Final = 2**28
 """The largest block of float32 scores of queries against the prefix that is held at once."""
@@ -29,6 +31,7 @@ def prefix_attention(
     scale: float,
     mask: mx.array | str | None = None,
     sinks: mx.array | None = None,
+    backend: Backend | None = None,
 ) -> mx.array:
     """Attend to a common prefix and to own keys, with grouped-query heads.
 
@@ -43,19 +46,58 @@ def prefix_attention(
             up to its own token; None: all.
         sinks: [G * H] scores that take part in each head's softmax and add nothing to its mean; None: there are none.
 
+        backend: see `launch.chosen_backend`. The Metal kernel takes widths D and E that are multiples of 8 up to
+            `WIDEST`, and one floating type for all arrays.
+
     Returns:
         [B, G * H, T, E] in the type of `queries`; the sums are taken in float32.
 
     Raises:
-        ValueError: the shapes do not fit together.
+        KernelError: the shapes do not fit together, or the backend cannot be had.
     """
-    batch, num_queries, length, width = queries.shape
+    batch, num_queries = queries.shape[:2]
     heads = keys.shape[1]
     if num_queries % heads or prefix_keys.shape[:2] != (1, heads) or keys.shape[0] != batch:
-        raise ValueError(
+        raise KernelError(
             f"prefix_attention takes queries [B, G * H, T, D], a prefix [1, H, P, D] and keys [B, H, S, D], "
             f"not {queries.shape}, {prefix_keys.shape} and {keys.shape}"
         )
+    if isinstance(mask, str) and mask != "causal":
+        raise KernelError(f'mask is an array, "causal" or None, not {mask!r}')
+    arrays = (queries, prefix_keys, prefix_values, keys, values)
+    unsupported = _unsupported(arrays, mask)
+    if chosen_backend(backend, unsupported) == "metal":
+        return attention_by_parts(*arrays, scale=scale, mask=mask, sinks=sinks)
+    return by_reference(*arrays, scale=scale, mask=mask, sinks=sinks)
+
+
+def _unsupported(arrays: tuple[mx.array, ...], mask: mx.array | str | None) -> str | None:
+    """Why the kernel cannot take the arguments; None: it can."""
+    types = {array.dtype for array in arrays}
+    widths = {array.shape[-1] for array in arrays}
+    if len(types) > 1 or types.isdisjoint(FLOATS):
+        return f"arrays of types {', '.join(sorted(map(str, types)))}"
+    if any(width % 8 or not 0 < width <= WIDEST for width in widths):
+        return f"heads of sizes {', '.join(map(str, sorted(widths)))}: multiples of 8 up to {WIDEST}"
+    if isinstance(mask, mx.array) and mask.dtype != mx.bool_:
+        return f"a mask of type {mask.dtype}"
+    return None
+
+
+def by_reference(
+    queries: mx.array,
+    prefix_keys: mx.array,
+    prefix_values: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """`prefix_attention` in plain MLX."""
+    batch, num_queries, length, width = queries.shape
+    heads = keys.shape[1]
     groups = num_queries // heads
     grouped = (queries * scale).reshape(batch, heads, groups, length, width)
     as_one = grouped.transpose(1, 2, 0, 3, 4).reshape(1, heads, groups * batch * length, width)
@@ -109,8 +151,6 @@ def _grouped_mask(mask: mx.array | str | None, groups: int, keys: mx.array, leng
     if mask is None:
         return None
     if isinstance(mask, str):
-        if mask != "causal":
-            raise ValueError(f'mask is an array, "causal" or None, not {mask!r}')
         size = keys.shape[2]
         mask = mx.arange(size - length, size)[:, None] >= mx.arange(size)
     mask = mask[(None,) * (4 - mask.ndim)]
