@@ -18,7 +18,7 @@ from mlx_eval_kernels.launch import Dispatch, Run, Source, on_metal, read
 WIDEST: Final = 256
 """Head size that the kernel's tiles have room for."""
 DISPATCH_WORK: Final = 2**37
-"""Multiplications of a dispatch: at a tenth of the 1.3 * 10^12 a second that Apple states for the M1, a second's work."""
+"""Multiplications of a dispatch: about a second at a tenth of the M1's 1.3 * 10^12 a second (2.6 TFLOPS, Apple)."""
 GROUPS: Final = 96
 """Groups of threads that keep a GPU of some tens of cores busy: a long prefix is split until there are as many."""
 SPLIT_KEYS: Final = 256
@@ -98,7 +98,7 @@ def attention_by_parts(
     batch, num_queries, length, width = queries.shape
     heads = keys.shape[1]
     if isinstance(mask, mx.array):
-        mask = mask.reshape(-1, *mask.shape[-2:])  # [B or 1, T or 1, S]
+        mask = mask[(None,) * (4 - mask.ndim)][:, 0]  # [B or 1, T or 1, S or 1]
         mask = mx.broadcast_to(mask, (mask.shape[0], length, keys.shape[2]))
     grouped = queries.reshape(batch, heads, num_queries // heads, length, width)
     factor = mx.array(scale, dtype=mx.float32)
@@ -185,6 +185,7 @@ def _num_splits(groups: int, num_keys: int) -> int:
 
 
 def _slices(size: int, step: int) -> Iterator[slice]:
+    step = min(size, step)  # MLX takes no index beyond 32 bits
     return (slice(start, start + step) for start in range(0, size, step))
 
 

@@ -97,7 +97,9 @@ def by_kernel(logits: mx.array, targets: mx.array, run: Run = on_metal) -> LogPr
 
 def by_reference(logits: mx.array, targets: mx.array) -> LogProb:
     """`logprob` in plain MLX."""
-    size = logits.shape[1]
+    rows, size = logits.shape
+    if not rows:
+        return LogProb(mx.zeros(targets.shape), mx.zeros(0), mx.zeros(0, dtype=mx.uint32), mx.zeros(0))
     values = logits.astype(mx.float32)  # [N, V]
     shift, log_sum = _shifted_logsumexp(values)  # [N, 1] each
     valid = mx.logical_and(targets >= 0, targets < size)
@@ -120,6 +122,6 @@ def _shifted_logsumexp(values: mx.array) -> tuple[mx.array, mx.array]:
     terms = exp_below(values, shift)
     if size % GROUP:
         terms = mx.pad(terms, [(0, 0), (0, GROUP - size % GROUP)])
-    sums = terms.reshape(rows, -1, GROUP).sum(axis=-1).sum(axis=-1, keepdims=True)  # [N, 1]
+    sums = terms.reshape(rows, terms.shape[1] // GROUP, GROUP).sum(axis=-1).sum(axis=-1, keepdims=True)  # [N, 1]
     # without a number above -inf there is nothing to add, not even the smallest of `exp_below`
     return shift, mx.where(top == -mx.inf, -mx.inf, mx.log(sums))
