@@ -12,7 +12,7 @@ PYTEST = OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(PYTHON) -m pytest
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-real check docs real-model clean blas-hint
+.PHONY: help setup demo test test-all test-real test-kernels check docs real-model clean blas-hint
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ test: setup ## run the fast tests; ARGS="-k name" narrows them
 
 test-all: setup ## run the slow tests too
 	$(PYTEST) -n $(WORKERS) $(ARGS)
+
+test-kernels: setup ## check the Metal kernels: source, CPU execution, reference, Metal if there is, seeded bugs
+	$(PYTEST) -n $(WORKERS) tests/msl tests/kernels $(ARGS)
 
 test-real: setup ## compare the real model with reference answers; needs make real-model and MLX_EVAL_REFERENCE
 	$(PYTHON) -m pytest -m slow tests/real $(ARGS)

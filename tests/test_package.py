@@ -156,8 +156,23 @@ def test_the_wheel(tmp_path: Path) -> None:
         assert needed in names
     assert sizes["mlx_eval/models/demo/model.safetensors"] <= 2 * 2**20
     for package, place in (("mlx_eval", ROOT), ("mlx_eval_kernels", ROOT / "kernels")):
-        sources = {path.relative_to(place).as_posix() for path in (place / package).rglob("*.py")}
+        sources = {
+            path.relative_to(place).as_posix()
+            for suffix in ("py", "metal")
+            for path in (place / package).rglob(f"*.{suffix}")
+        }
         assert sources <= set(names)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / "unpacked")!r})
+import mlx_eval_kernels
+from mlx_eval_kernels.launch import read
+assert mlx_eval_kernels.__file__.startswith({str(tmp_path)!r})
+print(len(read("logprob.metal")))
+"""
+    assert int(python(code)) > 0
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "test_" in Path(name).name and name.endswith(".py")]
     assert "mlx-eval = mlx_eval.cli.main:main" in entry_points

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from mlx_eval.app.evaluate import versions
+from mlx_eval.errors import InvalidOptionError
 from mlx_eval.models import runtime
 
 GIB = 2**30
@@ -40,6 +41,10 @@ def examine(model: str | None = None, loading: Mapping[str, Any] | None = None) 
         *versions().items(),
     ]
     problems = []
+    try:
+        facts.append(("kernels", runtime.kernel_backend()))
+    except InvalidOptionError as error:
+        problems.append(str(error))
     if blas := runtime.blas_problem():
         problems.append(blas)
     if device.kind == "cpu" and device.os.startswith("macOS"):

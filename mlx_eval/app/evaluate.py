@@ -155,6 +155,7 @@ def _check(job: Job) -> None:
     Raises:
         MlxEvalError: something is.
     """
+    runtime.kernel_backend()
     check_source(job.model)
     precision = {name: job.loading.get(name) for name in ("dtype", "quantize", "dequantize")}
     check_precision(**precision)
@@ -237,6 +238,7 @@ def _device() -> dict[str, Any]:
         "memory_bytes": device.memory_bytes,
         "os": device.os,
         "blas": device.blas,
+        "kernels": runtime.kernel_backend(),
     }
 
 

@@ -105,4 +105,4 @@ def _name(identity: str) -> str:
 
 def _key(identity: str) -> str:
     programs = " ".join(f"{name}={version(name)}" for name in ("mlx", "mlx-lm", "mlx-eval"))
-    return f"{FORMAT} {identity} {programs} {runtime.device().kind}"
+    return f"{FORMAT} {identity} {programs} {runtime.device().kind} {runtime.kernel_backend()}"

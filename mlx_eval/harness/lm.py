@@ -36,6 +36,7 @@ from mlx_eval.harness.wrapping import (
 )
 from mlx_eval.models.head import RowHead
 from mlx_eval.models.loaded import LoadedModel
+from mlx_eval.models.runtime import kernel_backend
 from mlx_eval.records import Generation, GenerationRequest, IntArray, Score, ScoringRequest
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class MLXEvalLM:
             InvalidOptionError: a value that makes no sense.
         """
         super().__init__()
+        kernel_backend()  # raises now rather than at the first batch
         loaded = as_loaded(model, tokenizer)
         self.loaded = loaded
         self.tokenizer = hf_tokenizer(loaded.tokenizer)

@@ -14,6 +14,8 @@ import platform
 import sys
 from dataclasses import dataclass
 
+from mlx_eval.errors import InvalidOptionError
+
 OPENBLAS = "libopenblas.so.0"
 BUILT_IN_BLAS = "built into MLX"
 BLAS_HINT = (
@@ -90,6 +92,20 @@ def device() -> Device:
         os=_os_name(),
         blas=preload_blas() or BUILT_IN_BLAS,
     )
+
+
+def kernel_backend() -> str:
+    """How the kernels run: `metal`, or `reference` in plain MLX.
+
+    Raises:
+        InvalidOptionError: the environment asks for what is not there.
+    """
+    from mlx_eval_kernels.launch import KernelError, chosen_backend
+
+    try:
+        return chosen_backend(None)
+    except KernelError as error:
+        raise InvalidOptionError(str(error)) from error
 
 
 def _processor_name() -> str:

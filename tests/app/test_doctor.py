@@ -13,7 +13,7 @@ from tests.tiny import write_directory
 def test_the_machine() -> None:
     facts = dict(examine().facts)
     assert facts["device"] in ("Metal", "CPU")
-    assert {"chip", "memory", "system", "BLAS", "python", "mlx", "mlx-lm", "lm-eval"} <= set(facts)
+    assert {"chip", "memory", "system", "BLAS", "kernels", "python", "mlx", "mlx-lm", "lm-eval"} <= set(facts)
     assert all(facts.values())
 
 
@@ -28,6 +28,11 @@ def test_a_model(tmp_path: Path) -> None:
     assert "scored positions only" in facts["head"]
     with pytest.raises(ModelError):
         examine(str(tmp_path / "nowhere"))
+
+
+def test_kernels_that_cannot_be_had_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_EVAL_KERNELS", "cuda")
+    assert any("not 'cuda' (argument or MLX_EVAL_KERNELS)" in problem for problem in examine().problems)
 
 
 def test_a_missing_blas_is_a_problem_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,3 +152,19 @@ def test_a_chat_template_that_is_not_there(model: str, tasks: Path) -> None:
 def test_versions_of_what_results_depend_on() -> None:
     found = versions()
     assert {"python", "mlx", "mlx-lm", "lm-eval", "transformers"} <= set(found)
+
+
+def test_kernels_that_cannot_be_had_are_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLX_EVAL_KERNELS", "cuda")
+    with pytest.raises(InvalidOptionError, match="not 'cuda'"):
+        evaluate(Job("/nowhere", ("no_such_task",)))
+
+
+def test_the_record_says_how_the_kernels_ran(
+    model: str, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_EVAL_KERNELS", "reference")
+    record = evaluate(Job(model, ("tiny_text",), include_path=(str(tasks),))).record
+    assert record["device"]["kernels"] == "reference"
