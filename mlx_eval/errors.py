@@ -6,6 +6,7 @@
     ├── InvalidOptionError      an option whose value makes no sense (also a ValueError)
     ├── TaskError               a task that exists but cannot be run (its data, its metric's packages)
     ├── OutOfMemoryError        a model and one row of its work do not fit together
+    ├── DeviceError             the device computes something else than it should
     ├── InputError              a text or results file that cannot be read
     └── OutputError             a place that cannot be written
     MissingDependencyError      an optional package is not installed (an ImportError)
@@ -42,6 +43,10 @@ class TaskError(MlxEvalError):
 
 class OutOfMemoryError(MlxEvalError):
     """The device's memory does not hold the model and one row of what it is to compute."""
+
+
+class DeviceError(MlxEvalError):
+    """The device does not compute what it should."""
 
 
 class InputError(MlxEvalError):

@@ -17,6 +17,7 @@ from mlx import nn
 
 from mlx_eval import config
 from mlx_eval.engine.decode import Decoder
+from mlx_eval.engine.kernel_check import check_kernels
 from mlx_eval.engine.known import sharing_of
 from mlx_eval.engine.score import Scorer
 from mlx_eval.engine.sharing import ModelSharing
@@ -36,7 +37,6 @@ from mlx_eval.harness.wrapping import (
 )
 from mlx_eval.models.head import RowHead
 from mlx_eval.models.loaded import LoadedModel
-from mlx_eval.models.runtime import kernel_backend
 from mlx_eval.records import Generation, GenerationRequest, IntArray, Score, ScoringRequest
 
 if TYPE_CHECKING:
@@ -98,9 +98,10 @@ class MLXEvalLM:
         Raises:
             ImportError: lm_eval is not installed.
             InvalidOptionError: a value that makes no sense.
+            DeviceError: the Metal kernels fail on this machine.
         """
         super().__init__()
-        kernel_backend()  # raises now rather than at the first batch
+        check_kernels()
         loaded = as_loaded(model, tokenizer)
         self.loaded = loaded
         self.tokenizer = hf_tokenizer(loaded.tokenizer)
