@@ -116,12 +116,16 @@ def _shifted_logsumexp(values: mx.array) -> tuple[mx.array, mx.array]:
 
     Their sum is -inf for a row of -inf, inf where a row has one, NaN where it has one.
     """
-    rows, size = values.shape
     top = mx.max(values, axis=-1, keepdims=True)
     shift = mx.where(mx.isinf(top), 0.0, top)  # -inf - -inf would be NaN
-    terms = exp_below(values, shift)
-    if size % GROUP:
-        terms = mx.pad(terms, [(0, 0), (0, GROUP - size % GROUP)])
-    sums = terms.reshape(rows, terms.shape[1] // GROUP, GROUP).sum(axis=-1).sum(axis=-1, keepdims=True)  # [N, 1]
+    sums = grouped_sum(exp_below(values, shift))  # [N, 1]
     # without a number above -inf there is nothing to add, not even the smallest of `exp_below`
     return shift, mx.where(top == -mx.inf, -mx.inf, mx.log(sums))
+
+
+def grouped_sum(terms: mx.array) -> mx.array:
+    """[N, V] float32 -> [N, 1] sums of the rows, taken in groups first."""
+    rows, size = terms.shape
+    if size % GROUP:
+        terms = mx.pad(terms, [(0, 0), (0, GROUP - size % GROUP)])
+    return terms.reshape(rows, terms.shape[1] // GROUP, GROUP).sum(axis=-1).sum(axis=-1, keepdims=True)

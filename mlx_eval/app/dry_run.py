@@ -27,9 +27,12 @@ from mlx_eval.models.head import RowHead
 from mlx_eval.models.load import check_source, load_model
 from mlx_eval.models.loaded import LoadedModel
 from mlx_eval.models.outline import load_outline
+from mlx_eval.models.output_layer import output_layer
 
 WRITES: Final = ("use_cache", "cache_requests", "rewrite_requests_cache", "delete_requests_cache")
 """Arguments of lm-eval that a dry run leaves out, as it is to write nothing."""
+LOW_MEMORY_HEAD: Final = "low_memory_head"
+"""Argument of the backend that changes no plan and cannot be tested without the weights."""
 BLOCK: Final = 8
 """Neighbouring requests of a sample: those of two questions with four choices."""
 
@@ -82,7 +85,7 @@ def forecast(
         loaded,
         sharing,
         reserved_bytes=0 if weights else loaded.num_bytes,
-        **job.backend,
+        **{name: value for name, value in job.backend.items() if name != LOW_MEMORY_HEAD},
     )
     on_stage("planning")
     LmEvalAdapter(lm).evaluate(tasks, **evaluation)
@@ -101,7 +104,8 @@ def forecast(
 
 def _scorer(loaded: LoadedModel, job: Job) -> Scorer:
     head = RowHead(loaded.model, config.LOGITS_BYTES)
-    scorer = Scorer(loaded.model, head, sharing_of(loaded, head))
+    layer = output_layer(loaded.model, head) if job.backend.get(LOW_MEMORY_HEAD) else None
+    scorer = Scorer(loaded.model, head, sharing_of(loaded, head), layer)
     remember_source(job.model, job.loading, model_identity(loaded, loaded.fingerprint()))
     return scorer
 

@@ -83,6 +83,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="keep lm-eval's requests between runs: use, make anew, or delete them",
     )
     engine.add_argument(
+        "--low_memory_head",
+        action="store_true",
+        help="score without a block of logits: saves its memory, not time, and is not there for all models",
+    )
+    engine.add_argument(
         "--dry_run",
         action="store_true",
         help="plan only: print tokens, memory and about how long it would take",
@@ -186,6 +191,7 @@ def _job(arguments: argparse.Namespace) -> Any:
         "think_end_token": arguments.think_end_token,
         "add_bos_token": arguments.add_bos_token,
         "seed": None if arguments.seed is None else arguments.seed[2],
+        "low_memory_head": arguments.low_memory_head or None,
     }
     model = model_of(arguments)
     if model is None and arguments.preset == DEMO_SOURCE:

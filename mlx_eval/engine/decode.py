@@ -1,28 +1,32 @@
-"""Continues prompts, in batches that refill as rows end.
+"""Continues prompts, in batches that refill as rows end. Knows requests, stops and texts.
 
-mlx-lm's `BatchGenerator` keeps the KV caches and steps the rows; this module decides when a row is done.
-Prompts are prefilled one at a time, because padding a prompt changes the answer of models with a
-recurrent state. Models that mlx-lm cannot decode in batches are decoded a row at a time.
+`steps.py` computes the tokens; this module decides which rows are in the batch and when one is done. Models whose
+rows mlx-lm cannot compute side by side are decoded a row at a time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-from collections.abc import Callable, Generator, Sequence, Set
-from typing import Any
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Final
 
-import mlx.core as mx
 from mlx import nn
 
-from mlx_eval import config
+from mlx_eval.engine import budget
 from mlx_eval.engine.sampling import row_sampler
+from mlx_eval.engine.steps import RowBatch, RowStart, Token
 from mlx_eval.engine.stops import AnswerText, Decode, Thinking
 from mlx_eval.engine.together import decodes_together
+from mlx_eval.errors import ModelError
 from mlx_eval.records import Generation, GenerationRequest
 
 logger = logging.getLogger(__name__)
+
+UNDEFINED: Final = "undefined"
+"""The finish reason of a row whose next token the model gives no distribution for. It never leaves this module."""
 
 OnGeneration = Callable[[int, Generation], None]
 
@@ -47,6 +51,8 @@ class Decoder:
     ) -> None:
         """Continue every prompt until a stop text, an end-of-sequence token or its token limit.
 
+        A row that gives NaN beside others is continued once more by itself.
+
         Args:
             requests: prompts with their limits; in any order, the longest are started first.
             batch_size: the most rows decoded together.
@@ -55,26 +61,52 @@ class Decoder:
             on_generation: called once for each request index as its row ends.
             on_tokens: called with the number of tokens just computed, those of a prompt with its first answer token.
             thinking: the model's markers of a thinking section.
+
+        Raises:
+            ModelError: the model computes NaN. Answers that are finished have been handed out by then.
         """
         order = sorted(
             range(len(requests)), key=lambda i: (-len(requests[i].prompt_ids), requests[i].prompt_ids)
         )
-        rows = [
-            _Row(i, requests[i], AnswerText(decode, requests[i].stop, thinking, requests[i].in_thinking))
-            for i in order
-        ]
-        stepped: Any = _Float32Logits(self._model)
-        steps = (
-            _steps_together(stepped, rows, batch_size, eos_token_ids)
-            if batch_size > 1 and len(rows) > 1 and self._decodes_together
-            else _steps_alone(stepped, rows)
-        )
-        with contextlib.closing(steps):
-            for row, token in steps:
+        rows = [_Row(i, requests[i], decode, eos_token_ids, thinking) for i in order]
+        num_repeated = 0
+        with budget.wired(self._model):
+            for row, token in self._steps(rows, batch_size):
                 on_tokens(1 if row.num_tokens else 1 + len(row.request.prompt_ids))
-                row.advance(token, is_eos=token in eos_token_ids)
-                if row.finish_reason:
-                    on_generation(row.index, row.result())
+                row.take(token)
+                ended = row
+                if row.finish_reason == UNDEFINED:
+                    ended = self._alone(row)
+                    num_repeated += 1
+                if ended.finish_reason:
+                    on_generation(ended.index, ended.result())
+        if num_repeated:
+            logger.warning("%d prompts gave NaN beside others and were continued by themselves", num_repeated)
+
+    def _steps(self, rows: Sequence[_Row], batch_size: int) -> Iterator[tuple[_Row, Token]]:
+        """Yield each new token with its row, until every row has a finish reason."""
+        rows_with_past = [row for row in rows if len(row.request.prompt_ids) > 1]
+        others = [row for row in rows if len(row.request.prompt_ids) == 1]
+        together = batch_size > 1 and len(rows_with_past) > 1 and self._decodes_together
+        yield from _tokens(self._model, rows_with_past, batch_size if together else 1)
+        yield from _tokens(self._model, others, max_rows=1)  # `RowStart` says why
+
+    def _alone(self, row: _Row) -> _Row:
+        """The answer of a row that gave NaN, from the start and with no other row beside it.
+
+        Raises:
+            ModelError: it gives NaN again.
+        """
+        again = row.again()
+        for _, token in _tokens(self._model, [again], max_rows=1):
+            again.take(token)
+        if again.finish_reason == UNDEFINED:
+            raise ModelError(
+                f"the model computes NaN after a prompt of {len(again.request.prompt_ids)} tokens and "
+                f"{again.num_tokens} of its answer: its weights are damaged, or overflow in half precision "
+                "(try --dtype float32)"
+            )
+        return again
 
     @functools.cached_property
     def _decodes_together(self) -> bool:
@@ -85,93 +117,68 @@ class Decoder:
         return together
 
 
-def _steps_together(
-    model: Any, rows: Sequence[_Row], batch_size: int, eos_token_ids: Set[int]
-) -> Generator[tuple[_Row, int], None, None]:
-    """Yield each new token with its row, until every row has a finish reason."""
-    from mlx_lm.generate import BatchGenerator
-
-    generator = BatchGenerator(
-        model,
-        stop_tokens=[[token] for token in sorted(eos_token_ids)] or None,
-        completion_batch_size=batch_size,
-        prefill_batch_size=1,
-        prefill_step_size=config.PREFILL_STEP,
-    )
-    samplers: list[Any] = [row_sampler(row.request.sampling) for row in rows]  # None: greedy
-    try:
-        uids = generator.insert(
-            [list(row.request.prompt_ids) for row in rows],
-            max_tokens=[row.request.max_tokens for row in rows],
-            samplers=samplers,
-        )
-        waiting = dict(zip(uids, rows, strict=True))
-        while waiting:
-            for response in generator.next_generated():
-                row = waiting[response.uid]
-                yield row, response.token
-                if row.finish_reason:
-                    if response.finish_reason is None:
-                        generator.remove([response.uid])
-                    del waiting[response.uid]
-    finally:
-        generator.close()
-
-
-def _steps_alone(model: Any, rows: Sequence[_Row]) -> Generator[tuple[_Row, int], None, None]:
-    """The same, one row after the other."""
-    from mlx_lm.generate import generate_step
-
-    for row in rows:
-        steps: Any = generate_step(
-            mx.array(row.request.prompt_ids),
-            model,
-            max_tokens=row.request.max_tokens,
-            sampler=row_sampler(row.request.sampling),
-            prefill_step_size=config.PREFILL_STEP,
-        )
-        with contextlib.closing(steps):
-            for token, _ in steps:
-                yield row, token
-                if row.finish_reason:
-                    break
+def _tokens(model: nn.Module, rows: Sequence[_Row], max_rows: int) -> Iterator[tuple[_Row, Token]]:
+    """The same, with at most `max_rows` in one batch."""
+    batch = RowBatch(model, merges=max_rows > 1)
+    waiting = deque(rows)
+    going: dict[int, _Row] = {}
+    while waiting or going:
+        joining = [waiting.popleft() for _ in range(min(len(waiting), max_rows - len(batch)))]
+        batch.join([row.start() for row in joining])
+        going |= {row.index: row for row in joining}
+        ended = set()
+        for token in batch.step():
+            row = going[token.row]
+            yield row, token
+            if row.finish_reason:
+                del going[token.row]
+                ended.add(token.row)
+        batch.leave(ended)
 
 
 class _Row:
     """One prompt's answer while it grows."""
 
-    def __init__(self, index: int, request: GenerationRequest, answer: AnswerText) -> None:
+    def __init__(
+        self,
+        index: int,
+        request: GenerationRequest,
+        decode: Decode,
+        eos_token_ids: Set[int],
+        thinking: Thinking | None,
+    ) -> None:
         self.index = index
         self.request = request
         self.num_tokens = 0
         self.finish_reason: str | None = None
-        """`stop` or `length`; None while the row goes on."""
-        self._answer = answer
+        """`stop`, `length` or `UNDEFINED`; None while the row goes on."""
+        self._decode = decode
+        self._eos_token_ids = eos_token_ids
+        self._thinking = thinking
+        self._answer = AnswerText(decode, request.stop, thinking, request.in_thinking)
 
-    def advance(self, token: int, *, is_eos: bool) -> None:
-        """Take one token; an end-of-sequence token is no part of the text."""
+    def again(self) -> _Row:
+        """The same row before its first token."""
+        return _Row(self.index, self.request, self._decode, self._eos_token_ids, self._thinking)
+
+    def start(self) -> RowStart:
+        """What the row is to a batch."""
+        request = self.request
+        return RowStart(self.index, request.prompt_ids, request.max_tokens, row_sampler(request.sampling))
+
+    def take(self, token: Token) -> None:
+        """Add one token; an end-of-sequence token is no part of the text."""
+        if not math.isfinite(token.logprob):
+            self.finish_reason = UNDEFINED
+            return
         self.num_tokens += 1
-        if is_eos or self._answer.push(token):
+        if token.token_id in self._eos_token_ids or self._answer.push(token.token_id):
             self.finish_reason = "stop"
         elif self.num_tokens == self.request.max_tokens:
             self.finish_reason = "length"
 
     def result(self) -> Generation:
-        """The answer of a finished row."""
+        """The answer of a row that stopped or reached its limit."""
         assert self.finish_reason is not None
         text, unfinished = self._answer.finish()
         return Generation(text, self.num_tokens, self.finish_reason, unfinished)
-
-
-class _Float32Logits:
-    """The model with its logits as float32: in half types two close ones can turn equal when normalised."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        logits: mx.array = self._model(*args, **kwargs)
-        return logits.astype(mx.float32)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)

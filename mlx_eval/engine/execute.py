@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 from mlx import nn
-from mlx_eval_kernels import NO_TARGET, logprob
+from mlx_eval_kernels import NO_TARGET, Head, LogProb, linear_logprob, logprob
 
 from mlx_eval.engine import attention, kv
 from mlx_eval.engine.batches import Batch, RowKey, ScoringPlan
@@ -94,6 +94,7 @@ class Executor:
         requests: Sequence[ScoringRequest],
         tally: Tally,
         on_tokens: OnTokens = lambda count: None,
+        output_layer: Head | None = None,
     ) -> None:
         """Prepare for one run.
 
@@ -105,6 +106,7 @@ class Executor:
             requests: as given to the planner.
             tally: takes the log-probabilities.
             on_tokens: called with the number of tokens of each batch as it is done, padding aside.
+            output_layer: of the same model, for scores without logits; None: logits come from `head`, in blocks.
         """
         self._model = model
         self._head = head
@@ -113,6 +115,7 @@ class Executor:
         self._requests = requests
         self._tally = tally
         self._on_tokens = on_tokens
+        self._output_layer = output_layer
         self._states: dict[int, kv.State] = {}
         self._prefixes: dict[RowKey, kv.Prefix] = {}
 
@@ -172,12 +175,22 @@ class Executor:
         self, piece: mx.array, flat: npt.NDArray[np.int64], targets: Int32Array, caches: list[Any]
     ) -> Iterator[tuple[mx.array, mx.array]]:
         """Log-probabilities and argmax for the flattened positions `flat` of `piece` [B, t], in blocks."""
-        done = 0
-        for logits in self._head.logits(piece, mx.array(flat), caches):
-            result = logprob(logits, mx.array(targets[done : done + logits.shape[0]]))
-            done += logits.shape[0]
+        for result in self._results(piece, mx.array(flat), targets, caches):
             mx.async_eval(result.logprob, result.argmax)
             yield result.logprob, result.argmax
+
+    def _results(
+        self, piece: mx.array, rows: mx.array, targets: Int32Array, caches: list[Any]
+    ) -> Iterator[LogProb]:
+        """One block without logits, or as many as the head makes."""
+        if self._output_layer is not None:
+            hidden = self._head.hidden(piece, rows, caches)
+            yield linear_logprob(hidden, self._output_layer, mx.array(targets))
+            return
+        done = 0
+        for logits in self._head.logits(piece, rows, caches):
+            yield logprob(logits, mx.array(targets[done : done + logits.shape[0]]))
+            done += logits.shape[0]
 
     def _caches(self, batch: Batch) -> tuple[Layout, list[Any]]:
         """Where the rows of a batch stand, and the cache objects that they go on from."""

@@ -12,6 +12,7 @@ from typing import Final
 
 import mlx.core as mx
 from mlx import nn
+from mlx_eval_kernels import Head
 
 from mlx_eval import config
 from mlx_eval.engine import budget
@@ -34,7 +35,11 @@ class Scorer:
     """Computes log-probabilities with one model."""
 
     def __init__(
-        self, model: nn.Module, head: RowHead | None = None, sharing: ModelSharing | None = None
+        self,
+        model: nn.Module,
+        head: RowHead | None = None,
+        sharing: ModelSharing | None = None,
+        output_layer: Head | None = None,
     ) -> None:
         """Prepare `model` for scoring.
 
@@ -42,11 +47,13 @@ class Scorer:
             model: an mlx-lm model.
             head: of the same model; None: it is made.
             sharing: what the model allows, from an earlier self-test; None: it is tested now.
+            output_layer: of the same model, for scores without logits; None: `head` makes logits.
         """
         self._model = model
         self._head = RowHead(model, config.LOGITS_BYTES) if head is None else head
         self.sharing = find_sharing(model, self._head) if sharing is None else sharing
         """How far the model's rows may share prefixes and batches."""
+        self._output_layer = output_layer
 
     def plan(self, requests: Sequence[ScoringRequest], batch_size: int | None = None) -> ScoringPlan:
         """Plan the batches that answer `requests`.
@@ -132,6 +139,7 @@ class Scorer:
                     requests=asked,
                     tally=tally,
                     on_tokens=on_tokens,
+                    output_layer=self._output_layer,
                 ).run()
                 return
             except ModelCallError as error:

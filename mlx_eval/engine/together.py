@@ -1,25 +1,28 @@
 """Whether a model's rows can be decoded together: asked of the model itself, as no class or name tells.
 
-Knows mlx-lm's batched and unbatched decoding; knows neither requests nor text. Decoding a batch over
-caches of unequal length fails for some of mlx-lm's models, loudly or silently (gemma2's grouped heads take
-the mask of rows for one of heads; some caches cannot be merged). Such models are decoded a row at a time.
+Knows the batches that decoding steps; knows neither requests nor text. Decoding a batch over caches of unequal
+length fails for some of mlx-lm's models, loudly or silently (gemma2's grouped heads take the mask of rows for one
+of heads; some caches cannot be merged). Such models are decoded a row at a time.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-PROBE_PROMPTS = ([3, 1, 4, 1, 5, 2, 3], [2, 5, 1, 3], [4, 2])
+from mlx_eval.engine.steps import RowBatch, RowStart
+
+PROBE_PROMPTS: Final = ([3, 1, 4, 1, 5, 2, 3], [2, 5, 1, 3], [4, 2])
 """Rows of unequal length, valid ids for any vocabulary of six or more."""
-FAILURES = (ValueError, TypeError, AttributeError, IndexError, RuntimeError, NotImplementedError)
+FAILURES: Final = (ValueError, TypeError, AttributeError, IndexError, RuntimeError, NotImplementedError)
 """What a model that cannot be batched may raise."""
-NUM_STEPS = 6
-"""Tokens of each row: the rows join one by one, and all must run together for some steps."""
+NUM_STEPS: Final = 6
+"""Tokens of each row: enough for steps before others join, beside them, and after one has gone."""
 
 
 def decodes_together(model: nn.Module) -> bool:
@@ -27,9 +30,11 @@ def decodes_together(model: nn.Module) -> bool:
     from mlx_lm.models.cache import make_prompt_cache
 
     dtype = model(mx.array([[1]]), cache=make_prompt_cache(model)).dtype
-    alone = [row for prompt in PROBE_PROMPTS for row in _decode(model, [prompt])]
+    rows = list(enumerate(PROBE_PROMPTS))
+    alone = [found for row in rows for found in _decode(RowBatch(model, merges=False), [[row]])]
     try:
-        together = _decode(model, PROBE_PROMPTS)
+        # the first by itself, and then the others: rows are merged, batches are extended and, at the end, thinned
+        together = _decode(RowBatch(model, merges=True), [rows[:1], rows[1:]])
     except FAILURES:
         return False
     return _agree(alone, together, dtype)
@@ -48,26 +53,26 @@ def _agree(alone: list[np.ndarray[Any, Any]], together: list[np.ndarray[Any, Any
     )
 
 
-def _decode(model: nn.Module, prompts: Any) -> list[np.ndarray[Any, Any]]:
-    """Log-probabilities [NUM_STEPS, V] of each row, the rows together; every step takes the same token."""
-    from mlx_lm.generate import BatchGenerator, generate_step
+class _Watcher:
+    """A sampler that keeps the log-probabilities that it is given and takes the same token every time."""
 
-    def take(logprobs: mx.array) -> mx.array:
-        return mx.ones(logprobs.shape[0], dtype=mx.uint32)
+    def __init__(self) -> None:
+        self.seen: list[mx.array] = []
 
-    found: dict[int, list[mx.array]] = {}
-    if len(prompts) == 1:
-        steps = generate_step(mx.array(prompts[0]), model, max_tokens=NUM_STEPS, sampler=take)
-        found[0] = [logprobs for _, logprobs in steps]
-    else:
-        generator = BatchGenerator(
-            model, sampler=take, completion_batch_size=len(prompts), prefill_batch_size=1
-        )
-        try:
-            found = {uid: [] for uid in generator.insert(prompts, [NUM_STEPS] * len(prompts))}
-            while responses := generator.next_generated():
-                for response in responses:
-                    found[response.uid].append(response.logprobs)
-        finally:
-            generator.close()
-    return [np.array(mx.stack(steps).astype(mx.float32)) for _, steps in sorted(found.items())]
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        self.seen.append(logprobs)
+        return mx.ones(1, mx.uint32)
+
+
+def _decode(
+    batch: RowBatch, arrivals: Iterable[Sequence[tuple[int, Sequence[int]]]]
+) -> list[np.ndarray[Any, Any]]:
+    """Log-probabilities [NUM_STEPS, V] of each row, by index; one more group of rows joins at each step."""
+    watchers: dict[int, _Watcher] = {}
+    for rows in arrivals:
+        watchers |= {index: _Watcher() for index, _ in rows}
+        batch.join([RowStart(index, ids, NUM_STEPS, watchers[index]) for index, ids in rows])
+        batch.step()
+    while len(batch):
+        batch.step()
+    return [np.array(mx.concatenate(watcher.seen)) for _, watcher in sorted(watchers.items())]

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from mlx import nn
+from mlx_eval_kernels import Head
 
 from mlx_eval import config
 from mlx_eval.engine.decode import Decoder
@@ -37,6 +38,7 @@ from mlx_eval.harness.wrapping import (
 )
 from mlx_eval.models.head import RowHead
 from mlx_eval.models.loaded import LoadedModel
+from mlx_eval.models.output_layer import output_layer
 from mlx_eval.records import Generation, GenerationRequest, IntArray, Score, ScoringRequest
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ class MLXEvalLM:
         enable_thinking: bool | None = None,
         chat_template_args: Mapping[str, Any] | None = None,
         seed: int = config.SEED,
+        low_memory_head: bool = False,
         device: str | None = None,
         max_batch_size: int | None = None,
     ) -> None:
@@ -92,12 +95,14 @@ class MLXEvalLM:
             enable_thinking: passed to the chat template.
             chat_template_args: further arguments of the chat template.
             seed: for sampled generation where a task names none.
+            low_memory_head: score without logits, straight from hidden states and the output layer's weights. Saves
+                the memory of a block of logits, not time; logits are not rounded to the model's type.
             device: accepted because lm-eval passes one; MLX's default device is used.
             max_batch_size: accepted because lm-eval passes one; `batch_size` is the ceiling.
 
         Raises:
             ImportError: lm_eval is not installed.
-            InvalidOptionError: a value that makes no sense.
+            InvalidOptionError: a value that makes no sense, or that the model does not allow.
             DeviceError: the Metal kernels fail on this machine.
         """
         super().__init__()
@@ -113,6 +118,9 @@ class MLXEvalLM:
             prefix_token_id = whole_number("prefix_token_id", prefix_token_id, 0)
             check_ids([prefix_token_id], loaded)
         self.statistics = RunStatistics()
+        self._low_memory_head = low_memory_head
+        if low_memory_head:
+            self._new_heads()  # raises now rather than at the first batch
         self._scorer: Scorer | None = None
         self._scored_modules: list[nn.Module] = []
         self._encoder = Encoder(
@@ -327,10 +335,15 @@ class MLXEvalLM:
             or len(known) != len(modules)
             or any(one is not other for one, other in zip(known, modules, strict=True))
         ):
-            head = RowHead(model, config.LOGITS_BYTES)
-            self._scorer = Scorer(model, head, sharing_of(self.loaded, head))
+            head, layer = self._new_heads()
+            self._scorer = Scorer(model, head, sharing_of(self.loaded, head), layer)
             self._scored_modules = modules
         return self._scorer
+
+    def _new_heads(self) -> tuple[RowHead, Head | None]:
+        """The model's head, and its output layer where it is multiplied without logits."""
+        head = RowHead(self.loaded.model, config.LOGITS_BYTES)
+        return head, output_layer(self.loaded.model, head) if self._low_memory_head else None
 
     @functools.cached_property
     def _decoder(self) -> Decoder:

@@ -80,8 +80,29 @@ class RowHead:
 
         yield self._run(pick_first, tokens, cache)[0]
         for block in blocks[1:]:
-            # the body of this call is never evaluated: its result is replaced by the states at hand
-            yield self._run(lambda _, picked=hidden[0][block][None]: picked, tokens[:1, :1], None)[0]  # type: ignore[misc]
+            yield self.logits_of(hidden[0][block])
+
+    def hidden(self, tokens: mx.array, rows: mx.array, cache: list[Any]) -> mx.array:
+        """Run the model on `tokens` up to its last steps; only where `is_split`.
+
+        Arguments as for `logits`.
+
+        Returns:
+            [R, H] hidden states of the chosen positions.
+        """
+        picked: list[mx.array] = []
+
+        def pick(states: mx.array) -> mx.array:
+            picked.append(states.reshape(-1, states.shape[-1])[rows])
+            return states[:1, :1]  # what the last steps make of it is never evaluated
+
+        self._run(pick, tokens, cache)
+        return picked[0]
+
+    def logits_of(self, states: mx.array) -> mx.array:
+        """The model's last steps on hidden states [r, H], giving [r, V]; only where `is_split`."""
+        # the body of this call is never evaluated: its result is replaced by the states at hand
+        return self._run(lambda _: states[None], mx.array([[PROBE_IDS[0][0]]]), None)[0]
 
     def _run(self, hook: HiddenHook, tokens: mx.array, cache: list[Any] | None) -> mx.array:
         self._hook = hook

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from mlx_eval.app.dry_run import forecast
 from mlx_eval.app.evaluate import Job, evaluate
 from mlx_eval.engine.score import Scorer
-from mlx_eval.errors import ModelError
+from mlx_eval.errors import InvalidOptionError, ModelError
 from mlx_eval.harness.tasks import task_manager
 from tests.harness.offline_tasks import write_tasks
 from tests.tiny import write_directory
@@ -102,3 +103,24 @@ def test_a_model_that_is_none_is_named_before_the_tasks_are_read(job: Job) -> No
 
     with pytest.raises(ModelError, match="nowhere"):
         forecast(replace(job, model="/nowhere"))
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_a_low_memory_head_changes_no_plan(job: Job, weights: bool) -> None:
+    plain = forecast(job, weights=weights)
+    low = forecast(replace(job, backend={**job.backend, "low_memory_head": True}), weights=weights)
+    figures = [[(one.kind, one.plan.planned_tokens) for one in told.scoring] for told in (low, plain)]
+    assert figures[0] == figures[1]
+    assert low.is_tested is weights
+
+
+def test_a_low_memory_head_that_the_run_would_refuse_is_refused(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> Any:
+        raise InvalidOptionError("run without low_memory_head")
+
+    monkeypatch.setattr("mlx_eval.app.dry_run.output_layer", refused)
+    forecast(job)
+    with pytest.raises(InvalidOptionError, match="run without low_memory_head"):
+        forecast(replace(job, backend={**job.backend, "low_memory_head": True}))

@@ -100,6 +100,18 @@ def test_options_go_before_the_preset(command: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "run.json").read_text())["batch_size"] == 2
 
 
+def test_a_low_memory_head_gives_the_same_table_and_is_recorded(command: Any, tmp_path: Path) -> None:
+    words = ["run", "demo", "--tasks", "demo_choice", "--limit", "3"]
+    status, out, err = command(*words, "--low-memory-head", "--output_path", tmp_path / "low")
+    assert status == 0, err
+    assert out == command(*words, "--output_path", tmp_path / "default").out
+    options = [
+        json.loads((tmp_path / name / "run.json").read_text())["options"] for name in ("low", "default")
+    ]
+    assert options[0]["low_memory_head"] is True
+    assert "low_memory_head" not in options[1]
+
+
 @pytest.mark.usefixtures("no_model", "no_tasks")
 @pytest.mark.parametrize(
     ("words", "status", "part"),

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx import nn
+from mlx_eval_kernels import logprob
 
 from mlx_eval import config
+from mlx_eval.engine import budget
 from mlx_eval.engine.decode import Decoder
 from mlx_eval.engine.stops import Thinking
+from mlx_eval.errors import ModelError
 from mlx_eval.harness.encoding import Encoder
 from mlx_eval.records import Generation, GenerationRequest, Sampling
 from tests.tiny import (
@@ -20,6 +25,7 @@ from tests.tiny import (
     NEAR_TIE,
     RECURRENT,
     SCRIPT_EOS,
+    SCRIPT_VOCAB,
     SECOND_EOS,
     THINK,
     THINK_END,
@@ -81,7 +87,7 @@ def answers(
     return [found[index] for index in range(len(requests))]
 
 
-def scripted(script: int, max_tokens: int = 50, prompt: Sequence[int] = (), **kw: Any) -> GenerationRequest:
+def scripted(script: int, max_tokens: int = 50, prompt: Sequence[int] = b">", **kw: Any) -> GenerationRequest:
     return GenerationRequest((*prompt, FIRST_SCRIPT + script), max_tokens, **kw)
 
 
@@ -182,20 +188,142 @@ def test_at_most_one_step_is_computed_after_a_stop(stop: tuple[str, ...]) -> Non
 def test_at_most_one_step_is_computed_after_a_stop_in_a_batch(stop: tuple[str, ...]) -> None:
     model = ScriptedModel("abcdefgh" if stop else "ab")
     found = answers(model, [scripted(0, stop=stop, prompt=b"xy")] * 2, 2)
-    assert sum(rows for rows, steps in model.calls if steps == 1) == 2 * 4
+    assert model.calls == [(1, 2)] * 2 + [(2, 1)] * 4
     assert [answer.num_tokens for answer in found] == [3, 3]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.usefixtures("unprobed")
+def test_an_end_of_sequence_as_first_token_leaves_an_empty_text(batch_size: int) -> None:
+    model = ScriptedModel([SCRIPT_EOS, *b"ab"], "xy")
+    assert answers(model, [scripted(0), scripted(1)], batch_size) == [
+        Generation("", 1, "stop"),
+        Generation("xy", 3, "stop"),
+    ]
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_one_token_each_takes_one_step_and_no_more() -> None:
+    model = ScriptedModel("ab", "xy")
+    requests = [scripted(script, 1, prompt=b"123") for script in (0, 1, 0, 1)]
+    assert (
+        answers(model, requests, 2)
+        == [
+            Generation("a", 1, "length"),
+            Generation("x", 1, "length"),
+        ]
+        * 2
+    )
+    assert model.calls == [(1, 3), (1, 3), (2, 1)] * 2
 
 
 @pytest.mark.usefixtures("unprobed")
 def test_rows_that_end_make_room_for_those_that_wait() -> None:
+    """The long row takes 13 steps and the one on its way as it ends, each short one two and one."""
     model = ScriptedModel("a" * 12, "b")
     requests = [scripted(0, prompt=b"xx"), *[scripted(1, prompt=b"x")] * 5]
     counted: list[int] = []
     answers(model, requests, 2, on_tokens=counted.append)
-    assert max(rows for rows, _ in model.calls) == 2
     assert sum(counted) == (3 + 13) + 5 * (2 + 2)  # prompts are counted with their first answer token
-    # the short rows run beside the long one, not after it
-    assert sum(1 for rows, steps in model.calls if steps == 1 and rows == 2) >= 5
+    assert model.calls[0] == (1, 2)
+    # 14 steps of one row and 5 * 3 of the others, side by side but for one; each short prompt is a call as well
+    assert Counter(model.calls[1:]) == {(2, 1): 14, (1, 1): 1 + 5}
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_the_longest_prompts_are_started_first() -> None:
+    model = ScriptedModel("a")
+    answers(model, [scripted(0, 1, prompt=b"x" * length) for length in (3, 9, 5, 7, 1)], 2)
+    assert [length for rows, length in model.calls if rows == 1 and length > 1] == [9, 7, 5, 3]
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_prompts_of_one_token_are_continued_by_themselves() -> None:
+    """They have no past, and a recurrent state that has not begun cannot be one row of a batch."""
+    model = ScriptedModel("ab", "xy")
+    requests = [scripted(0, 1, prompt=b""), scripted(0, 1), scripted(1, 1), scripted(1, 1, prompt=b"")]
+    assert [answer.text for answer in answers(model, requests, 4)] == ["a", "a", "x", "x"]
+    assert model.calls == [(1, 1), (1, 1), (2, 1), (1, 1), (1, 1)]
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_every_step_is_one_pass_over_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlx_eval.engine import steps
+
+    passes: list[tuple[int, ...]] = []
+
+    def counted(logits: Any, targets: Any) -> Any:
+        passes.append((*logits.shape, *targets.shape))
+        return logprob(logits, targets)
+
+    monkeypatch.setattr(steps, "logprob", counted)
+    model = ScriptedModel("abcdef", "xy")
+    answers(model, [scripted(0, prompt=b"123"), scripted(1, prompt=b"12"), scripted(1, prompt=b"1234")], 2)
+    sent = [rows for rows, length in model.calls if length == 1]
+    assert passes == [(rows, SCRIPT_VOCAB, rows, 0) for rows in sent]
+
+
+def test_the_models_memory_is_wired_once_for_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[Any] = []
+
+    @contextlib.contextmanager
+    def wired(network: Any) -> Iterator[None]:
+        entered.append(network)
+        yield
+
+    monkeypatch.setattr(budget, "wired", wired)
+    model = ScriptedModel("ab")
+    answers(model, [scripted(0)] * 3, 2)
+    assert entered == [model]
+
+
+class Overflowing(ScriptedModel):
+    """Gives NaN after an exclamation mark, in batches only or always."""
+
+    in_batches_only = False
+
+    def __call__(self, inputs: Any, cache: Any = None) -> Any:
+        logits = super().__call__(inputs, cache)
+        if self.in_batches_only and inputs.shape[0] == 1:
+            return logits
+        return mx.where((inputs == ord("!"))[..., None], mx.nan, logits)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.1)])
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.usefixtures("unprobed")
+def test_nan_is_one_clear_error_and_finished_answers_are_not_lost(
+    batch_size: int, sampling: Sampling
+) -> None:
+    found: dict[int, Generation] = {}
+    requests = [scripted(1, prompt=b"12"), scripted(0, prompt=b"x", sampling=sampling), scripted(1)]
+    with pytest.raises(
+        ModelError, match=r"NaN after a prompt of 2 tokens and 5 of its answer.*--dtype float32"
+    ):
+        Decoder(Overflowing("okay!", "a")).run(
+            requests,
+            batch_size=batch_size,
+            decode=decode(),
+            eos_token_ids=frozenset([SCRIPT_EOS]),
+            on_generation=found.__setitem__,
+        )
+    assert found[0] == Generation("a", 2, "stop")
+    assert 1 not in found
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_a_row_that_gives_nan_beside_others_only_is_continued_by_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Overflowing("hi! and more", "a long text")
+    model.in_batches_only = True
+    requests = [scripted(0, stop=("mo",)), scripted(1), scripted(0, 5)]
+    assert answers(model, requests, 3) == [
+        Generation("hi! and ", 10, "stop"),
+        Generation("a long text", 12, "stop"),
+        Generation("hi! a", 5, "length"),
+    ]
+    assert "2 prompts gave NaN beside others" in caplog.text
 
 
 def test_thinking_sections_are_no_part_of_the_answer() -> None:
@@ -232,8 +360,6 @@ def test_half_precision_logits_are_compared_in_float32() -> None:
 
     class Close(ScriptedModel):
         def __call__(self, inputs: Any, cache: Any = None) -> Any:
-            import mlx.core as mx
-
             logits = super().__call__(inputs, cache)
             row = mx.zeros(logits.shape[-1])
             row[65], row[66] = 1.0, 1.0078125  # neighbours in bfloat16

@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from mlx_eval.engine import together
 from mlx_eval.engine.together import decodes_together
@@ -48,3 +49,42 @@ def test_a_cache_that_cannot_be_merged() -> None:
             return super().__call__(inputs)
 
     assert not decodes_together(Model("abc"))
+
+
+@pytest.mark.parametrize("fault", [None, "merge", "extend", "filter"])
+def test_whatever_decoding_does_to_caches_is_probed(fault: str | None) -> None:
+    """Rows are swapped where the fault is."""
+
+    class Swapping(BatchKVCache):
+        @classmethod
+        def merge(cls, caches: list[Any]) -> Any:
+            return super().merge(caches[::-1] if fault == "merge" else caches)
+
+        def extend(self, other: Any) -> None:
+            super().extend(other)
+            if fault == "extend":
+                self.keys = self.keys[::-1]
+
+        def filter(self, batch_indices: list[int]) -> None:
+            super().filter(batch_indices[::-1] if fault == "filter" else batch_indices)
+
+    class Plain(KVCache):
+        def merge(self, caches: list[Any]) -> Any:
+            return Swapping.merge(caches)
+
+    model = tiny_model("llama", 64)
+    model.make_cache = lambda: [Plain() for _ in model.layers]
+    assert decodes_together(model) == (fault is None)
+
+
+def test_rows_step_before_others_join_beside_them_and_after_one_has_left() -> None:
+    model = ScriptedModel("abc")
+    assert decodes_together(model)
+    rows = [rows for rows, length in model.calls if length == 1]
+    assert rows[-(together.NUM_STEPS + 2) :] == [1, 1, *[3] * (together.NUM_STEPS - 1), 2]
+
+
+def test_a_model_that_gives_nan_has_other_troubles_than_batches() -> None:
+    model = tiny_model("llama", 64)
+    model.lm_head.weight *= mx.nan
+    assert decodes_together(model)

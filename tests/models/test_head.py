@@ -155,3 +155,16 @@ def test_a_hidden_size_equal_to_the_vocabulary() -> None:
     blocks = list(head.logits(tokens, mx.array([5, 0]), make_prompt_cache(model)))
     expected = model(tokens, cache=make_prompt_cache(model)).reshape(6, -1)[mx.array([5, 0])]
     np.testing.assert_allclose(np.array(mx.concatenate(blocks)), np.array(expected), atol=ROUNDING, rtol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_hidden_states_are_what_the_last_steps_make_logits_of(name: str) -> None:
+    model = make(name)
+    head = RowHead(model, logits_bytes=100 * VOCAB * 4)
+    own, other = make_prompt_cache(model), make_prompt_cache(model)
+    hidden = head.hidden(TOKENS, mx.array(ROWS), own)
+    assert hidden.shape == (len(ROWS), 32)
+    np.testing.assert_allclose(np.array(head.logits_of(hidden)), full(model)[ROWS], atol=ROUNDING, rtol=0)
+    model(TOKENS, cache=other)
+    for first, second in zip(own, other, strict=True):
+        assert mx.array_equal(first.state[0], second.state[0])

@@ -1,0 +1,327 @@
+"""Bugs of `attention_part.metal` in what it computes: which keys a query sees, the softmax and its scale."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from tests.kernels.seeded.bugs import Bug, Detector, Edit, Trial
+from tests.kernels.seeded.trials import FAR, OWN, PREFIX, SPLIT, attention_trial
+from tests.kernels.test_prefix_attention import Sizes
+
+FILE = "attention_part.metal"
+CAUSAL = attention_trial(Sizes(3, 2, 3, 4, 3, 37, 16, 8), "causal", part=OWN)
+"""Twelve queries of three heads in one block."""
+DIAGONAL = attention_trial(Sizes(1, 1, 1, 40, 3, 40, 8, 8), "causal", part=OWN)
+"""Two blocks of queries of one head."""
+TURN = attention_trial(Sizes(1, 1, 2, 31, 3, 31, 8, 8), "causal", part=OWN)
+"""A block of queries that ends with the first of the next head."""
+HALF = attention_trial(Sizes(3, 2, 3, 4, 70, 3, 8, 16), part=PREFIX, dtype=mx.float16)
+LARGE = attention_trial(Sizes(3, 2, 1, 4, 100, 3, 8, 8), part=PREFIX, size=1e2)
+BELOW = attention_trial(Sizes(3, 2, 1, 4, 70, 3, 8, 8), part=PREFIX, key=-100.0)
+"""All scores are so low that their exponentials are 0."""
+NAN = attention_trial(Sizes(3, 2, 3, 9, 70, 9, 8, 8), "causal", part=PREFIX, nan_query=(1, 2, 4))
+
+
+def masks(rows: int, length: int, own: int) -> np.ndarray:
+    """Half of the keys, and for the first query the last key only: its first block of keys is hidden."""
+    seen = np.random.default_rng(1).random((rows, 1, length, own)) < 0.5
+    seen[..., -1] = True
+    seen[:, :, 0, :-1] = False
+    return seen
+
+
+MASK = attention_trial(Sizes(3, 2, 3, 4, 3, 37, 8, 8), masks(3, 4, 37), part=OWN)
+SHARED_MASK = attention_trial(Sizes(3, 2, 3, 4, 3, 37, 8, 8), masks(1, 4, 37), part=OWN)
+
+
+def bug(
+    name: str,
+    kind: str,
+    edit: tuple[str, str],
+    trial: Trial = FAR,
+    caught_by: Detector = Detector.VALUE,
+) -> Bug:
+    return Bug(name, kind, FILE, (Edit(*edit),), trial, caught_by)
+
+
+OWN_QUERIES = (
+    "    const int own = 8 * simd - base;\n    if (own >= 0 && own < BLOCK) {\n"
+    '      _Pragma("clang loop unroll(full)")\n      for (int d'
+)
+XOR = "metal::simd_shuffle_xor"
+
+BUGS = (
+    # splits
+    bug(
+        "splits of the keys rounded down",
+        "splits",
+        ("(num_keys + num_splits - 1) / num_splits", "num_keys / num_splits"),
+        SPLIT,
+    ),
+    bug("splits that overlap", "splits", ("begin + per_split)", "begin + per_split + 1)"), SPLIT),
+    bug("splits with a gap", "splits", ("begin + per_split)", "begin + per_split - 1)"), SPLIT),
+    bug("the first split again", "splits", ("begin = split * per_split", "begin = 0 * per_split"), SPLIT),
+    bug(
+        "a split less than there are",
+        "splits",
+        ("num_splits = int(threadgroups_per_grid.x)", "num_splits = int(threadgroups_per_grid.x) + 1"),
+        SPLIT,
+    ),
+    # which keys a query sees
+    bug(
+        "a query that sees the key behind its own",
+        "causal",
+        ("num_keys - length + token", "num_keys - length + token + 1"),
+        DIAGONAL,
+    ),
+    bug("a query that does not see its own key", "causal", ("key <= num_keys", "key < num_keys"), DIAGONAL),
+    bug("queries counted from the first key", "causal", ("num_keys - length + token", "token"), CAUSAL),
+    bug("tokens of all heads in one row", "causal", ("number % length", "number"), CAUSAL),
+    bug(
+        "keys that end before the last query's",
+        "causal",
+        ("length - 1 - last % length", "length - last % length"),
+        DIAGONAL,
+    ),
+    bug(
+        "keys that end with the last query of a block, whatever its head",
+        "causal",
+        ("wraps ? 0 : length", "length"),
+        TURN,
+    ),
+    bug("a block that turns to the next head unnoticed", "causal", (">= length;", "> length;"), TURN),
+    bug("keys behind the last", "padding", ("key < end && number < num_queries", "number < num_queries")),
+    bug("the last key left out", "padding", ("key < end && number", "key < end - 1 && number")),
+    bug(
+        "the mask of the first row for all", "mask", ("mask_shape[0] == 1 ? 0 : head / num_heads", "0"), MASK
+    ),
+    bug("masks by head", "mask", ("head / num_heads;", "head % num_heads;"), MASK),
+    bug(
+        "a mask for each row where there is one for all",
+        "mask",
+        ("mask_shape[0] == 1 ? 0 : head / num_heads", "head / num_heads"),
+        SHARED_MASK,
+        Detector.DEVICE_BOUNDS,
+    ),
+    bug(
+        "a mask for each head", "mask", ("? 0 : head / num_heads", "? 0 : head"), MASK, Detector.DEVICE_BOUNDS
+    ),
+    bug(
+        "masks of queries for those of tokens",
+        "mask",
+        ("size_t(length) + size_t(token)", "size_t(length) + size_t(number)"),
+        MASK,
+        Detector.DEVICE_BOUNDS,
+    ),
+    bug(
+        "masks read behind the last key",
+        "mask",
+        ("MASK == 2 && seen[i]", "MASK == 2"),
+        MASK,
+        Detector.DEVICE_BOUNDS,
+    ),
+    bug("a mask that is not looked at", "mask", ("MASK == 2 && seen[i]", "false"), MASK),
+    bug(
+        "hidden keys in the sum",
+        "mask",
+        ("seen[i] ? metal::exp(weights[i] - largest) : 0.0f", "metal::exp(weights[i] - largest)"),
+        MASK,
+    ),
+    # queries and their heads
+    bug(
+        "rows of keys for heads of keys",
+        "heads",
+        ("num_heads = queries_shape[1]", "num_heads = queries_shape[2]"),
+        FAR,
+        Detector.DEVICE_BOUNDS,
+    ),
+    bug(
+        "queries of another place than their results",
+        "heads",
+        ("place_of<TOGETHER>(first + row,", "place_of<false>(first + row,"),
+    ),
+    bug("no scale", "scale", (" * scale;", ";")),
+    bug("the scale twice", "scale", (" * scale;", " * scale * scale;")),
+    bug(
+        "scores scaled again",
+        "scale",
+        ("metal::exp(weights[i] - largest)", "metal::exp(scale * (weights[i] - largest))"),
+    ),
+    bug(
+        "queries rounded after scaling",
+        "half type",
+        (
+            "float(queries[place * size_t(D) + size_t(i % D)]) * scale",
+            "float(T(float(queries[place * size_t(D) + size_t(i % D)]) * scale))",
+        ),
+        HALF,
+    ),
+    bug("sums of the type of the queries", "half type", ("float sum = 0.0f", "T sum = T(0.0f)"), HALF),
+    bug(
+        "weights of the type of the queries",
+        "half type",
+        ("quarter_scores[i] = weights[i];", "quarter_scores[i] = float(T(weights[i]));"),
+        HALF,
+    ),
+    # matrices
+    bug("keys that are not transposed", "matrices", ("WIDTH, 0, true)", "WIDTH, 0, false)")),
+    bug(
+        "a query transposed",
+        "matrices",
+        ("tile + own * WIDTH + 8 * d, WIDTH)", "tile + own * WIDTH + 8 * d, WIDTH, 0, true)"),
+    ),
+    bug(
+        "the first eight columns of queries for all",
+        "matrices",
+        ("tile + own * WIDTH + 8 * d, WIDTH", "tile + own * WIDTH, WIDTH"),
+        attention_trial(Sizes(5, 2, 3, 4, 70, 3, 16, 8), part=PREFIX),
+    ),
+    bug(
+        "products of the last columns only",
+        "matrices",
+        ("query[d], key, product)", "query[d], key, metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f))"),
+        attention_trial(Sizes(5, 2, 3, 4, 70, 3, 16, 8), part=PREFIX),
+    ),
+    bug(
+        "the mixture of the last keys only",
+        "matrices",
+        (
+            "weight, value, mixed[e])",
+            "weight, value, metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f))",
+        ),
+    ),
+    bug(
+        "scores without the gap",
+        "stride",
+        ("own_scores + j, SCORES);\n    }", "own_scores + j, BLOCK);\n    }"),
+        FAR,
+        Detector.UNINITIALISED,
+    ),
+    bug(
+        "weights without the gap",
+        "stride",
+        ("weight, own_scores + j, SCORES", "weight, own_scores + j, BLOCK"),
+        FAR,
+        Detector.UNINITIALISED,
+    ),
+    bug(
+        "scores of the first SIMD group",
+        "wrong index",
+        ("own_scores = scores + 8 * simd * SCORES", "own_scores = scores"),
+        FAR,
+        Detector.WRITE_AFTER_WRITE,
+    ),
+    bug(
+        "scores of SIMD groups a row apart",
+        "stride",
+        ("own_scores = scores + 8 * simd", "own_scores = scores + simd"),
+        FAR,
+        Detector.WRITE_AFTER_WRITE,
+    ),
+    bug(
+        "queries of the first SIMD group for all",
+        "wrong index",
+        (OWN_QUERIES, OWN_QUERIES.replace("8 * simd - base", "-base")),
+    ),
+    bug(
+        "lanes for SIMD groups",
+        "wrong index",
+        ("int(simdgroup_index_in_threadgroup)", "int(thread_index_in_simdgroup) / 8"),
+        FAR,
+        Detector.WRITE_AFTER_WRITE,
+    ),
+    # the softmax
+    bug(
+        "quarters one lane apart",
+        "shuffle",
+        ("const int quarter = lane % 4", "const int quarter = lane % 2"),
+        FAR,
+        Detector.WRITE_AFTER_WRITE,
+    ),
+    bug(
+        "the largest of two lanes of four",
+        "shuffle",
+        (f"    largest = metal::max(largest, {XOR}(largest, ushort(2)));\n", ""),
+    ),
+    bug("the sum of two lanes of four", "shuffle", (f"    block_sum += {XOR}(block_sum, ushort(2));\n", "")),
+    bug(
+        "the sum over lanes of two rows",
+        "shuffle",
+        (f"{XOR}(block_sum, ushort(2))", f"{XOR}(block_sum, ushort(4))"),
+    ),
+    bug(
+        "the largest over lanes of two rows",
+        "shuffle",
+        (f"{XOR}(largest, ushort(2))", f"{XOR}(largest, ushort(4))"),
+    ),
+    bug("-inf at the start", "infinity", ("float top = LOWEST", "float top = -INFINITY"), MASK),
+    bug("0 at the start", "infinity", ("float top = LOWEST", "float top = 0.0f"), BELOW),
+    bug(
+        "a largest score of this block alone",
+        "rescale",
+        ("float largest = top", "float largest = LOWEST"),
+        LARGE,
+    ),
+    bug("the largest score not kept", "rescale", ("    top = largest;\n", "")),
+    bug("the sum not rescaled", "rescale", ("sum * factor + block_sum", "sum + block_sum")),
+    bug("the mixture not rescaled", "rescale", ("if (grew)", "if (false)")),
+    bug("the mixture rescaled where all rows grew", "rescale", ("simd_any(factor", "simd_all(factor")),
+    bug(
+        "half of the mixture rescaled",
+        "rescale",
+        ("        mixed[e].thread_elements()[1] *= by_row.thread_elements()[1];\n", ""),
+    ),
+    bug("factors of the first SIMD group", "rescale", ("factors + simd * 64, 8", "factors, 8")),
+    bug("factors by column", "rescale", ("factors + simd * 64, 8", "factors + simd * 64, 8, 0, true")),
+    bug(
+        "factors of half of the columns",
+        "uninitialised memory",
+        ("    factors[simd * 64 + row * 8 + quarter * 2 + 1] = factor;\n", ""),
+        FAR,
+        Detector.UNINITIALISED,
+    ),
+    Bug(
+        "rows rescaled by a diagonal matrix",
+        "NaN",
+        FILE,
+        (
+            Edit("quarter * 2] = factor", "quarter * 2] = row == quarter * 2 ? factor : 0.0f"),
+            Edit("quarter * 2 + 1] = factor", "quarter * 2 + 1] = row == quarter * 2 + 1 ? factor : 0.0f"),
+            Edit("        mixed[e].thread_elements()[1] *= by_row.thread_elements()[1];\n", ""),
+            Edit(
+                "        mixed[e].thread_elements()[0] *= by_row.thread_elements()[0];\n",
+                "        const Matrix zero = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);\n"
+                "        metal::simdgroup_multiply_accumulate(mixed[e], by_row, mixed[e], zero);\n",
+            ),
+        ),
+        NAN,
+        Detector.VALUE,
+    ),
+    bug("weights left as scores", "formula", ("      quarter_scores[i] = weights[i];\n", "")),
+    bug("sums left from the last block", "formula", ("sum * factor + block_sum", "block_sum")),
+    bug(
+        "tops of the first lane's row",
+        "wrong index",
+        ("const int row = lane / 4;", "const int row = lane / 8;"),
+        FAR,
+        Detector.WRITE_AFTER_WRITE,
+    ),
+    bug(
+        "a sum that begins with anything",
+        "uninitialised variable",
+        ("float sum = 0.0f", "float sum"),
+        FAR,
+        Detector.STATIC,
+    ),
+    bug(
+        "a mixture that begins with anything",
+        "uninitialised variable",
+        ("    mixed[e] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);\n", ""),
+    ),
+    bug(
+        "a product that begins with anything",
+        "uninitialised variable",
+        ("Matrix product = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f)", "Matrix product"),
+    ),
+)

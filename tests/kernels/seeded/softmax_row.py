@@ -1,0 +1,108 @@
+"""Bugs of `softmax_row.metal`, seen through `logprob`."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+
+from tests.kernels.seeded.bugs import Bug, Detector, Edit, Trial
+from tests.kernels.seeded.trials import logprob_trial, logprob_trial_of
+
+FILE = "softmax_row.metal"
+ROWS = logprob_trial(16, 1030, 3)
+INF_AND_NAN = logprob_trial_of(mx.array([[0.0, math.inf, math.nan]]), mx.array([[0, 1, 2]]))
+NEGATIVE_NAN = logprob_trial_of(mx.array([[0.0, math.inf, -math.nan]]), mx.array([[0, 1, 2]]))
+FEW = logprob_trial(16, 5, 3)
+
+
+def bug(
+    name: str, kind: str, edit: tuple[str, str], trial: Trial = ROWS, caught_by: Detector = Detector.VALUE
+) -> Bug:
+    return Bug(name, kind, FILE, (Edit(*edit),), trial, caught_by)
+
+
+BUGS = (
+    bug("the last of equal values in a thread", "ties", ("key > row.key", "key >= row.key")),
+    bug(
+        "the last of equal values among lanes",
+        "ties",
+        (
+            "metal::simd_min(row.key == all.key ? row.index : NO_INDEX)",
+            "metal::simd_max(row.key == all.key ? row.index : 0u)",
+        ),
+    ),
+    bug(
+        "an index of whichever lane",
+        "ties",
+        ("metal::simd_min(row.key == all.key ? row.index : NO_INDEX)", "row.index"),
+    ),
+    bug("-0 below 0", "signed zeros", ("(bits & 0x7fffffffu) == 0u", "bits == 0u")),
+    bug("0 above -0", "signed zeros", ("return 0x80000000u", "return 0x80000001u + bits / 0x80000000u")),
+    bug("negative values upside down", "order", ("0u ? ~bits", "0u ? bits")),
+    bug("negative values above positive ones", "order", ("(bits | 0x80000000u)", "bits")),
+    bug("NaN not told", "NaN", ("return NAN_KEY", "return 0u"), INF_AND_NAN),
+    bug(
+        "NaN of negative sign not told",
+        "NaN",
+        ("(bits & 0x7fffffffu) > 0x7f800000u", "bits > 0x7f800000u && bits < 0x80000000u"),
+        NEGATIVE_NAN,
+    ),
+    bug("inf for NaN", "NaN", ("> 0x7f800000u", ">= 0x7f800000u")),
+    bug("-inf at the start", "infinity", ("row.top = LOWEST", "row.top = -INFINITY"), FEW),
+    bug("0 at the start", "infinity", ("row.top = LOWEST", "row.top = 0.0f")),
+    bug("a lowest number that is not low", "infinity", ("-3.402823466e+38f", "-100.0f")),
+    bug("no rescaling in a thread", "rescale", ("    row.sum *= metal::exp(row.top - top);\n", "")),
+    bug("no rescaling among lanes", "rescale", ("row.sum * metal::exp(row.top - all.top)", "row.sum")),
+    bug(
+        "rescaling the wrong way round",
+        "rescale",
+        ("row.sum *= metal::exp(row.top - top)", "row.sum *= metal::exp(top - row.top)"),
+    ),
+    bug("the largest value not kept", "rescale", ("    row.top = top;\n", "")),
+    bug("sums that begin with anything", "uninitialised variable", ("  row.sum = 0.0f;\n", "")),
+    bug(
+        "sums of chunks that begin with anything",
+        "uninitialised variable",
+        ("float sum = 0.0f;", "float sum;"),
+    ),
+    bug("the sum of a chunk for that of all", "formula", ("row.sum += sum", "row.sum = sum")),
+    bug(
+        "behind the end of a chunk in the sum",
+        "tail",
+        (
+            "      sum += metal::exp(values[i] - top);\n",
+            "    }\n    sum += metal::exp(values[i] - top);\n    if (i < count) {\n",
+        ),
+    ),
+    bug("the index of its chunk for a value", "wrong index", ("index + uint(i)", "index")),
+    bug(
+        "sums over half of the lanes",
+        "shuffle",
+        (
+            "  all.sum = metal::simd_sum(row.sum * metal::exp(row.top - all.top));\n",
+            "  all.sum = row.sum * metal::exp(row.top - all.top);\n"
+            "  for (ushort distance = 1; distance < 16; distance *= 2) {\n"
+            "    all.sum += metal::simd_shuffle_xor(all.sum, distance);\n  }\n",
+        ),
+    ),
+    bug(
+        "the largest value of the first lane",
+        "shuffle",
+        ("metal::simd_max(row.top)", "metal::simd_broadcast_first(row.top)"),
+    ),
+    bug(
+        "a state in no address space",
+        "address space",
+        ("thread SoftmaxRow& row", "SoftmaxRow& row"),
+        FEW,
+        Detector.STATIC,
+    ),
+    bug(
+        "the library of C++",
+        "address space",
+        ("metal::simd_max(row.top)", "std::max(row.top, row.top)"),
+        FEW,
+        Detector.STATIC,
+    ),
+)
