@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -278,29 +279,34 @@ def test_the_models_memory_is_wired_once_for_a_run(monkeypatch: pytest.MonkeyPat
 
 
 class Overflowing(ScriptedModel):
-    """Gives NaN after an exclamation mark, in batches only or always."""
+    """Gives one logit that is no finite number after an exclamation mark, in batches only or always."""
 
+    value = math.nan
     in_batches_only = False
 
     def __call__(self, inputs: Any, cache: Any = None) -> Any:
         logits = super().__call__(inputs, cache)
         if self.in_batches_only and inputs.shape[0] == 1:
             return logits
-        return mx.where((inputs == ord("!"))[..., None], mx.nan, logits)
+        is_damaged = (inputs == ord("!"))[..., None] & (mx.arange(SCRIPT_VOCAB) == 5)
+        return mx.where(is_damaged, self.value, logits)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.1)])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.usefixtures("unprobed")
 def test_nan_is_one_clear_error_and_finished_answers_are_not_lost(
-    batch_size: int, sampling: Sampling
+    batch_size: int, value: float, sampling: Sampling
 ) -> None:
+    model = Overflowing("okay!", "a")
+    model.value = value
     found: dict[int, Generation] = {}
     requests = [scripted(1, prompt=b"12"), scripted(0, prompt=b"x", sampling=sampling), scripted(1)]
     with pytest.raises(
         ModelError, match=r"NaN after a prompt of 2 tokens and 5 of its answer.*--dtype float32"
     ):
-        Decoder(Overflowing("okay!", "a")).run(
+        Decoder(model).run(
             requests,
             batch_size=batch_size,
             decode=decode(),
@@ -381,3 +387,15 @@ def test_a_model_that_cannot_be_decoded_in_batches_says_so_and_answers(
     requests = [scripted(0), scripted(1, 2, prompt=b"xy"), scripted(0, stop=("b",))]
     assert [answer.text for answer in answers(Unbatched("abc", "xyz"), requests)] == ["abc", "xy", "a"]
     assert "one at a time" in caplog.text
+
+
+def test_caches_that_cannot_be_merged_are_used_as_they_are() -> None:
+    """As llama4's."""
+    from mlx_lm.models.cache import ChunkedKVCache
+
+    class Chunked(ScriptedModel):
+        def make_cache(self) -> list[Any]:
+            return [ChunkedKVCache(64)]
+
+    requests = [scripted(0), scripted(1, 2, prompt=b"xy"), scripted(0, stop=("b",))]
+    assert [answer.text for answer in answers(Chunked("abc", "xyz"), requests)] == ["abc", "xy", "a"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_eval_kernels import DenseHead
+from mlx_eval_kernels.launch import Run
+from mlx_eval_kernels.linear_logprob import by_kernel as linear_by_kernel
+from mlx_eval_kernels.linear_logprob import by_reference as linear_by_reference
 
 from tests.kernels.test_logprob import LAST_PLACE, check, in_float64
 from tests.kernels.test_logprob import ROUNDING as LOGPROB_ROUNDING
@@ -46,6 +51,19 @@ def check_digits(way: Way, offset: float) -> None:
     assert (np.abs(found - wanted) <= LOGPROB_ROUNDING + LAST_PLACE * np.abs(wanted)).all()
 
 
+def test_equal_logits_of_a_long_part_take_the_lowest_token(way: Way) -> None:
+    check_ties(way.run)
+
+
+def check_ties(run: Run | None) -> None:
+    """The lower token is in a later lane and an earlier tile than the higher one."""
+    weight = np.zeros((7000, 8), np.float32)
+    weight[[20, 64]] = 1.0
+    head, hidden, targets = DenseHead(mx.array(weight)), mx.ones((3, 8)), mx.zeros((3, 1), mx.int32)
+    compute = linear_by_reference if run is None else functools.partial(linear_by_kernel, run=run)
+    assert compute(hidden, head, targets).argmax.tolist() == [20, 20, 20]
+
+
 def test_half_types_are_rounded_once(way: Way) -> None:
     """The kernels compute in float32 and round the result: by half of its last place."""
     if way.run is None:
@@ -65,7 +83,7 @@ def test_half_types_are_rounded_once(way: Way) -> None:
         Sizes(2, 1, 1, 2, 1153, 3, 8, 8),  # splits of 320 keys, since four of 288 leave one out
         Sizes(1, 1, 1, 1, 4369, 3, 8, 8),  # the last of 17 splits has no keys
         Sizes(1, 1, 2, 31, 3, 31, 8, 8),  # a block of queries that ends with the first of the next head
-        Sizes(5, 1, 1, 4, 40, 4, 136, 136),  # more queries than rows of a tile
+        Sizes(9, 1, 1, 4, 40, 4, 136, 136),  # two blocks of queries, each more than the rows of a tile
     ],
     ids=str,
 )

@@ -6,6 +6,7 @@ What it compiles is the text that MLX generates (`signature.py`); what it finds,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import mlx.core as mx
 import numpy as np
@@ -18,6 +19,10 @@ from tests.msl.signature import facts, generated
 from tests.msl.translate import translated
 
 __all__ = ["EmulationError", "Emulator", "Order", "Report", "Rows", "on_every_schedule"]
+
+
+MOST_BYTES: Final = 1 << 30
+"""Of an input that is really there; a larger one is taken for a placeholder that nobody may evaluate."""
 
 
 class EmulationError(Exception):
@@ -80,7 +85,7 @@ class Emulator:
         Raises:
             EmulationError: the kernel does not compile, or something was found.
             SourceError: the source is not Metal.
-            ValueError: the dispatch is not one that Metal takes.
+            ValueError: the dispatch is not one that Metal takes, or a row of a virtual input does not fit.
         """
         text = generated(dispatch)
         kernel = translated(text.text, text.function, text.call)
@@ -105,6 +110,11 @@ class Emulator:
         for name, array in zip(dispatch.source.inputs, dispatch.inputs, strict=True):
             if name in self._sparse:
                 buffers.append(memory.sparse(name, array, self._sparse[name]))
+            elif array.nbytes > MOST_BYTES:
+                known = ", ".join(self._sparse) or "none"
+                raise ValueError(
+                    f"{name} has {array.nbytes} bytes: name its rows in `sparse`, which has {known}"
+                )
             else:
                 buffers.append(memory.given(name, as_numpy(array)))
             asked = facts(dispatch.source.body, name, array.ndim)

@@ -170,7 +170,8 @@ BOUNDS: Final = (
     Fault(
         "atomic that is not aligned",
         "MISALIGNED access of 4 bytes at out, byte 2",
-        f"if (i == 0) atomic_store_explicit((device atomic_uint*)((device uchar*)out + 2), 0u, memory_order_relaxed); {_ALL}",
+        "device atomic_uint* a = (device atomic_uint*)((device uchar*)out + 2);"
+        f"if (i == 0) atomic_store_explicit(a, 0u, memory_order_relaxed); {_ALL}",
         _ALL,
     ),
     Fault(

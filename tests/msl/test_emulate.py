@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import platform
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -215,6 +217,11 @@ def test_an_offset_of_32_bits_shows_in_the_result() -> None:
     assert sparse_sum("row * 262144u", NUM_ROWS - 1, 0) == 16.0
 
 
+def test_a_placeholder_whose_name_is_not_in_sparse_is_refused_before_it_takes_memory() -> None:
+    with pytest.raises(ValueError, match="x has 8590458880 bytes: name its rows in `sparse`, which has y"):
+        Emulator(sparse={"y": {}}, groups=[(0, 0, 0)])(row_sums("0"))
+
+
 @pytest.mark.parametrize(
     ("row", "index"),
     [
@@ -289,6 +296,12 @@ def test_an_unknown_order_and_a_poison_that_is_no_byte_are_refused() -> None:
         Emulator(order="backward")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="the poison is a byte, not 256"):
         Emulator(poison=256)
+
+
+def test_a_machine_that_cannot_run_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    with pytest.raises(RuntimeError, match="written for x86-64 Linux, not arm64"):
+        Emulator()
 
 
 def test_an_emulator_keeps_a_report_of_every_dispatch() -> None:

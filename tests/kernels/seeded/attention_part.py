@@ -16,8 +16,8 @@ LOAD_KEYS = (
     "    load_tile<BLOCK, D, WIDTH, THREADS>"
     "(tile, keys + size_t(head) * size_t(num_keys) * size_t(D), start, end, thread_id);\n"
 )
-WIDE = attention_trial(Sizes(5, 1, 1, 4, 40, 3, 136, 136), part=PREFIX, size=0.25)
-"""20 queries for blocks of 16 rows."""
+WIDE = attention_trial(Sizes(9, 1, 1, 4, 40, 3, 136, 136), part=PREFIX, size=0.25)
+"""Two blocks of 32 queries, whose tiles have 16 rows."""
 
 
 def bug(
@@ -150,6 +150,13 @@ BUGS = (
         "bounds",
         ("factors[SIMDS * 64]", "factors[64]"),
         Detector.UNDEFINED,
+    ),
+    bug(
+        "blocks of queries as far apart as blocks of keys",
+        "stride",
+        ("threadgroup_position_in_grid.y) * QUERIES", "threadgroup_position_in_grid.y) * BLOCK"),
+        Detector.WRITE_AFTER_WRITE,
+        WIDE,
     ),
     bug(
         "queries behind the last",

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx_eval_kernels.launch import Dispatch, Run, read
 
+from tests.msl.build import Fill
 from tests.msl.emulate import EmulationError, Emulator
 
 
@@ -58,6 +59,8 @@ class Trial:
     """Bytes of its inputs that it may read."""
     sparse: Mapping[str, Mapping[int, mx.array]] = field(default_factory=dict)
     groups: Sequence[tuple[int, int, int]] | None = None
+    fill: Fill = "pattern"
+    """What variables of the dispatch under test hold before they are set."""
     timeout_seconds: float = 20.0
     """Of the processor, for the dispatch under test."""
 
@@ -113,7 +116,12 @@ def what_notices(trial: Trial, change: Callable[[Dispatch], Dispatch] = as_it_is
 
     The first that does ends the trial: findings of the emulation, then values, then bytes.
     """
-    emulator = Emulator(sparse=trial.sparse, groups=trial.groups, timeout_seconds=trial.timeout_seconds)
+    emulator = Emulator(
+        sparse=trial.sparse,
+        groups=trial.groups,
+        fill=trial.fill,
+        timeout_seconds=trial.timeout_seconds,
+    )
     reads: list[Mapping[str, int]] = []
 
     def run(dispatch: Dispatch) -> list[mx.array]:

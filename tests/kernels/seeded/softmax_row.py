@@ -1,19 +1,23 @@
-"""Bugs of `softmax_row.metal`, seen through `logprob`."""
+"""Bugs of `softmax_row.metal`, seen through `logprob`; of `merged`, through `linear_logprob`."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import mlx.core as mx
 
 from tests.kernels.seeded.bugs import Bug, Detector, Edit, Trial
+from tests.kernels.seeded.linear_logprob import MANY
 from tests.kernels.seeded.trials import logprob_trial, logprob_trial_of
+from tests.kernels.test_edges import check_ties
 
 FILE = "softmax_row.metal"
 ROWS = logprob_trial(16, 1030, 3)
 INF_AND_NAN = logprob_trial_of(mx.array([[0.0, math.inf, math.nan]]), mx.array([[0, 1, 2]]))
 NEGATIVE_NAN = logprob_trial_of(mx.array([[0.0, math.inf, -math.nan]]), mx.array([[0, 1, 2]]))
 FEW = logprob_trial(16, 5, 3)
+TIES = Trial(check_ties, "mlx_eval_linear_logprob")
 
 
 def bug(
@@ -60,6 +64,12 @@ BUGS = (
         ("row.sum *= metal::exp(row.top - top)", "row.sum *= metal::exp(top - row.top)"),
     ),
     bug("the largest value not kept", "rescale", ("    row.top = top;\n", "")),
+    bug(
+        "largest values that begin with anything",
+        "uninitialised variable",
+        ("  row.top = LOWEST;\n", ""),
+        replace(FEW, fill="zero"),
+    ),
     bug("sums that begin with anything", "uninitialised variable", ("  row.sum = 0.0f;\n", "")),
     bug(
         "sums of chunks that begin with anything",
@@ -105,4 +115,11 @@ BUGS = (
         FEW,
         Detector.STATIC,
     ),
+    bug("the own index of two equal values", "ties", ("a.key > b.key", "a.key >= b.key"), TIES),
+    bug("the higher index of two equal values", "ties", ("a.index < b.index", "a.index > b.index"), TIES),
+    bug("the larger value of the first state", "order", ("metal::max(a.top, b.top)", "a.top"), MANY),
+    bug(
+        "no rescaling of the second state", "rescale", ("b.sum * metal::exp(b.top - row.top)", "b.sum"), MANY
+    ),
+    bug("the index of the smaller value", "order", ("first ? a.index", "!first ? a.index"), MANY),
 )
