@@ -32,7 +32,6 @@ import mlx.core as mx  # isort: skip
 import numpy as np
 from mlx_eval_kernels import Backend, KernelError
 from mlx_eval_kernels.launch import chosen_backend
-from tabulate import tabulate
 
 from benchmarks.kernel_cases import KERNELS, Arrays, Case, Way, cases
 
@@ -195,23 +194,25 @@ def _timed(run: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def table(lines: Sequence[Line]) -> str:
-    """In Markdown."""
-    rows = [
-        [
-            line.shape,
-            line.way,
-            _short(line.seconds * 1e3),
-            f"{line.of_ours:.2f}",
-            f"{line.num_bytes / 1e6:,.1f}",
-            _short(line.gb_per_second),
-            f"{line.of_bandwidth:.1%}",
-            f"{line.peak_bytes / 1e6:,.1f}",
-        ]
-        for line in lines
-    ]
-    align = ("left", "left", *["right"] * (len(COLUMNS) - 2))
-    return tabulate(rows, COLUMNS, tablefmt="pipe", disable_numparse=True, colalign=align)
+def columns() -> str:
+    """The head of a table in Markdown, numbers to the right."""
+    rule = ["---", "---", *["---:"] * (len(COLUMNS) - 2)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (COLUMNS, rule))
+
+
+def row(line: Line) -> str:
+    """One line of it."""
+    cells = (
+        line.shape,
+        line.way,
+        _short(line.seconds * 1e3),
+        f"{line.of_ours:.2f}",
+        f"{line.num_bytes / 1e6:,.1f}",
+        _short(line.gb_per_second),
+        f"{line.of_bandwidth:.1%}",
+        f"{line.peak_bytes / 1e6:,.1f}",
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def _short(number: float) -> str:
@@ -271,15 +272,14 @@ def main(arguments: list[str] | None = None) -> int:
     lines: list[Line] = []
     left: list[Left] = []
     for kernel in options.kernel:
-        first = len(lines)
+        print(f"\n### {kernel}\n\n{columns()}", flush=True)
         for case in cases(kernel, DTYPES[options.dtype], options.backend, options.quick):
-            print(f"{kernel} {case.shape}", file=sys.stderr)  # large shapes take a while
             for found in measure(case, memory_limit(), rate):
                 if isinstance(found, Line):
+                    print(row(found), flush=True)  # one by one: large shapes take a while
                     lines.append(found)
                 else:
                     left.append(found)
-        print(f"\n### {kernel}\n\n{table(lines[first:])}", flush=True)
     skipped = [one for one in left if not one.is_wrong]
     if skipped:
         print("\nNot measured:\n" + "\n".join(f"- {one.what}: {one.why}" for one in skipped))

@@ -12,8 +12,11 @@ from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
+from mlx_eval_kernels import AffineHead
 from mlx_eval_kernels.attention_parts import attention_by_parts
 from mlx_eval_kernels.launch import Run, on_metal
+from mlx_eval_kernels.linear_logprob import by_kernel as linear_by_kernel
+from mlx_eval_kernels.linear_logprob import by_reference as linear_by_reference
 from mlx_eval_kernels.logprob import by_kernel as logprob_by_kernel
 from mlx_eval_kernels.logprob import by_reference as logprob_by_reference
 from mlx_eval_kernels.prefix_attention import by_reference as attention_by_reference
@@ -59,11 +62,17 @@ def disagreement(run: Run = on_metal) -> str | None:
         return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(mx.float16)
 
     logits, targets = 4 * normal(3, 5000), mx.array([[17, -1], [4999, 0], [2, 3]])
+    hidden, output = normal(3, 64), AffineHead(*mx.quantize(normal(5000, 64)), group_size=64, bits=4)
     heads = [normal(*shape) for shape in ((2, 4, 5, 64), *[(1, 2, 300, 64)] * 2, *[(2, 2, 9, 64)] * 2)]
     try:
         found = {
             "logprob": zip(
                 logprob_by_kernel(logits, targets, run), logprob_by_reference(logits, targets), strict=True
+            ),
+            "linear_logprob": zip(
+                linear_by_kernel(hidden, output, targets, run),
+                linear_by_reference(hidden, output, targets),
+                strict=True,
             ),
             "prefix_attention": [
                 (

@@ -23,7 +23,7 @@ EPSILONS: Final = 64
 the half type, and was off by 13 at a width of 4,096."""
 LEAST_TOLERANCE: Final = 5e-3
 """The same for float32, whose factors matrix units may round to 10 bits."""
-ADVICE: Final = "run without low_memory_head, which changes memory and nothing else"
+ADVICE: Final = "run without low_memory_head"
 
 
 def output_layer(model: nn.Module, head: RowHead) -> Head:

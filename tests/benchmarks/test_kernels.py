@@ -25,7 +25,7 @@ from benchmarks.kernel_cases import (
     linear_case,
     logprob_case,
 )
-from benchmarks.kernels import Left, Line, disagreement, heading, measure, memory_limit, table
+from benchmarks.kernels import Left, Line, columns, disagreement, heading, measure, memory_limit, row
 
 SCRIPT = Path(kernels.__file__)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -164,21 +164,17 @@ def test_the_shapes_are_those_of_real_models_and_each_is_there_once() -> None:
         assert max(case.num_bytes for case in quick) < max(case.num_bytes for case in found)
 
 
-def test_the_table_is_markdown_with_a_line_for_each_way() -> None:
+def test_the_table_is_markdown_with_a_cell_for_each_column() -> None:
     line = Line("logprob", "3 x 50", "ours", 0.0025, 1.0, 2_000_000, 0.8, 0.125, 3_000_000)
-    header, rule, row = table([line]).splitlines()
-    assert set(rule) <= set("|:-")
-    assert [cell.strip() for cell in row.strip("|").split("|")] == [
-        "3 x 50",
-        "ours",
-        "2.5",
-        "1.00",
-        "2.0",
-        "0.8",
-        "12.5%",
-        "3.0",
-    ]
-    assert header.count("|") == row.count("|")
+    header, rule, cells = ([cell.strip() for cell in text.strip("|").split("|")] for text in rows_of(line))
+    assert cells == ["3 x 50", "ours", "2.5", "1.00", "2.0", "0.8", "12.5%", "3.0"]
+    assert len(header) == len(rule) == len(cells)
+    assert all(set(cell) <= set("-:") for cell in rule)
+    assert "| 3,125 |" in row(replace(line, seconds=3.125))
+
+
+def rows_of(line: Line) -> list[str]:
+    return [*columns().splitlines(), row(line)]
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="there is Metal here")

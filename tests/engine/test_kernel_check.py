@@ -28,8 +28,9 @@ def test_right_kernels_agree() -> None:
     [
         ("state.top) - log_sum : NAN;", "state.top) : NAN;", "logprob"),
         ("argmax[row] = state.index", "argmax[row] = state.index + 1", "logprob"),
+        ("chosen[place] = logits[", "chosen[place] = 2.0f * logits[", "linear_logprob"),
         ("- length + token;", "- length;", "prefix_attention"),
-        ("value += weight * far_mixture", "value += far_mixture", "prefix_attention"),
+        ("near_weight * near_mixture", "near_mixture", "prefix_attention"),
     ],
 )
 def test_a_wrong_kernel_is_named(right: str, wrong: str, kernel: str) -> None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
+from mlx_eval_kernels import AffineHead, DenseHead, Head
 from mlx_eval_kernels.attention_parts import attention_by_parts
 from mlx_eval_kernels.launch import Dispatch, Run
+from mlx_eval_kernels.linear_logprob import by_kernel as linear_by_kernel
 from mlx_eval_kernels.logprob import by_kernel as logprob_by_kernel
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -49,6 +51,10 @@ def examples() -> Iterator[Example]:
             yield attention_example((3, 2, 3, 5, 70, 8, 64, 64), mask, dtype)
         yield attention_example((1, 1, 1, 1, 1, 1, 8, 8), "none", dtype)
         yield attention_example((9, 2, 1, 1, 600, 2, 24, 16), "array", dtype, sinks=True)
+        for bits in (0, 4, 8):
+            yield linear_example((33, 64, 131, 3), bits, dtype)
+            yield linear_example((1, 32, 1, 1), bits, dtype)
+            yield linear_example((9, 32, 70, 0), bits, dtype)
     for width in (80, 96, 128, 256):
         yield attention_example((2, 1, 2, 9, 40, 12, width, width), "causal", mx.float16)
 
@@ -87,6 +93,22 @@ def attention_example(sizes: tuple[int, ...], kind: str, dtype: mx.Dtype, sinks:
         lambda run: [
             attention_by_parts(*arrays, scale=width**-0.5, mask=mask, sinks=extra, run=run),
         ],
+    )
+
+
+def linear_example(sizes: tuple[int, int, int, int], bits: int, dtype: mx.Dtype) -> Example:
+    """sizes: N, D, V, K. bits: of a weight; 0: the weights are of the type."""
+    rows, width, size, count = sizes
+    rng = np.random.default_rng(sum(sizes))
+    hidden = mx.array(rng.standard_normal((rows, width)).astype(np.float32)).astype(dtype)
+    weight = mx.array(rng.standard_normal((size, width)).astype(np.float32)).astype(dtype)
+    targets = mx.array(rng.integers(-1, size, (rows, count)).astype(np.int32))
+    head: Head = DenseHead(weight)
+    if bits:
+        head = AffineHead(*mx.quantize(weight, group_size=32, bits=bits), group_size=32, bits=bits)
+    return Example(
+        f"linear-{'x'.join(map(str, sizes))}-{f'{bits}-bit' if bits else 'dense'}-{_short(dtype)}",
+        lambda run: linear_by_kernel(hidden, head, targets, run),
     )
 
 

@@ -1,4 +1,4 @@
-"""The dispatches of `linear_logprob`: their sizes, what they read, and their source."""
+"""The dispatches of `linear_logprob`: their sizes and what they read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx_eval_kernels import AffineHead, DenseHead, linear_logprob
-from mlx_eval_kernels.launch import Run
 from mlx_eval_kernels.linear_logprob import ROWS, TOKENS, by_kernel
 
 from tests.kernels.examples import Example
@@ -26,15 +24,8 @@ from tests.kernels.test_linear_logprob import (
 )
 from tests.kernels.ways import Recorder
 from tests.msl.emulate import Emulator
-from tests.msl.exported import exported
-from tests.msl.signature import generated
-from tests.msl.static import findings
 
 linear: Any = sys.modules[linear_logprob.__module__]
-MOST_THREADS = 256
-"""Of a group: a kernel with many registers may not get Metal's 1,024."""
-MOST_MEMORY = 32 * 1024
-"""Bytes of threadgroup memory that every Apple GPU has."""
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 100])
@@ -118,58 +109,3 @@ def test_offsets_beyond_32_bits(emulated: None, bits: int) -> None:
     assert chosen[0, 1].item() == 0
     assert tops[0, -1].item() == max(0, chosen[0, 0].item())
     assert indices[0, -1].item() == (size - 1 if logit > 0 else size - linear.PART_TOKENS)
-
-
-# ---------------------------------------------------------------- the source
-
-
-def example(shape: tuple[int, int, int, int], bits: int, dtype: mx.Dtype) -> Example:
-    rows, width, size, count = shape
-    head = affine(size, width, 32, bits, dtype) if bits else dense(size, width, dtype)
-    hidden, targets = states(rows, width, dtype), mx.array(targets_for(rows, size, count))
-
-    def call(run: Run) -> Sequence[mx.array]:
-        return by_kernel(hidden, head, targets, run)
-
-    kind = f"{bits}-bit" if bits else "dense"
-    return Example(f"linear-{rows}x{width}x{size}x{count}-{kind}-{str(dtype).rpartition('.')[2]}", call)
-
-
-EXAMPLES = [
-    example(shape, bits, dtype)
-    for dtype in DTYPES
-    for bits in (0, 4, 8)
-    # of the second, targets or scales have fewer than eight numbers, which MLX puts into constant memory
-    for shape in ((33, 64, 131, 3), (1, 32, 1, 1), (9, 32, 70, 0))
-]
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_the_static_passes_find_nothing(emulated: None, example: Example) -> None:
-    for dispatch in example.dispatches():
-        assert findings(dispatch) == []
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_the_text_that_runs_is_the_one_mlx_makes(example: Example) -> None:
-    for dispatch in example.dispatches():
-        assert generated(dispatch).text == exported(dispatch).text
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_three_schedules_give_the_same_bits(emulated: None, example: Example) -> None:
-    first: list[bytes] | None = None
-    for seed, order in enumerate(("forward", "reverse", "shuffled")):
-        outputs = example.call(Emulator(order=order, seed=seed, poison=(0x33, 0xCB, 0x7F)[seed]))
-        bits = [np.array(array.view(mx.uint8)).tobytes() for array in outputs]
-        first = first or bits
-        assert bits == first
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_groups_fit_every_gpu(emulated: None, example: Example) -> None:
-    recorder = Recorder(emulator := Emulator())
-    example.call(recorder)
-    for dispatch, report in zip(recorder.dispatches, emulator.reports, strict=True):
-        assert np.prod(dispatch.threadgroup) <= MOST_THREADS
-        assert report.threadgroup_bytes <= MOST_MEMORY

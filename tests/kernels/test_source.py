@@ -5,13 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from tests.msl.exported import exported_text
-from tests.msl.signature import generate
-from tests.msl.static import findings
 
 from tests.kernels.examples import Example, examples
 from tests.kernels.ways import Recorder
 from tests.msl.emulate import Emulator
+from tests.msl.exported import exported
+from tests.msl.signature import generated
+from tests.msl.static import findings
 
 EXAMPLES = list(examples())
 MOST_THREADS = 256
@@ -29,7 +29,7 @@ def test_the_static_passes_find_nothing(emulated: None, example: Example) -> Non
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_the_text_that_runs_is_the_one_mlx_makes(example: Example) -> None:
     for dispatch in example.dispatches():
-        assert generate(dispatch).text == exported_text(dispatch)
+        assert generated(dispatch).text == exported(dispatch).text
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)

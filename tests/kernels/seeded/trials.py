@@ -147,6 +147,23 @@ def sparse_attention_trial(size: int, width: int, out: int) -> Trial:
     return Trial(call, "mlx_eval_attention_part", sparse=sparse, groups=[(0, 0, rows - 1)])
 
 
+def share_trial() -> Trial:
+    """What the first of four splits reads: as many keys as the others but for the last."""
+    sizes = Sizes(1, 1, 1, 2, 1153, 3, 8, 8)
+    arrays = of_attention.arrays(sizes)
+
+    def call(run: Run) -> None:
+        prefix = (_float32(arrays.prefix_keys), _float32(arrays.prefix_values), mx.array(SCALE))
+        attention_parts._dispatch(
+            _float32(arrays.queries)[:, :, None], attention_parts._Keys(*prefix, together=True), 4, run
+        )
+
+    share = 4 * 8 * 320  # a quarter of 1,153 in blocks of 32
+    return Trial(
+        call, "mlx_eval_attention_part", most_read={"keys": share, "values": share}, groups=[(0, 0, 0)]
+    )
+
+
 def _float32(array: Array) -> mx.array:
     return mx.array(array.astype(np.float32))
 
