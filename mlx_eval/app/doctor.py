@@ -38,13 +38,13 @@ def examine(model: str | None = None, loading: Mapping[str, Any] | None = None) 
         ("system", device.os),
         ("device", "Metal" if device.is_metal else "CPU"),
         ("BLAS", device.blas),
-        *versions().items(),
     ]
     problems = []
     try:
         facts.append(("kernels", runtime.kernel_backend()))
     except InvalidOptionError as error:
         problems.append(str(error))
+    facts += versions().items()
     if blas := runtime.blas_problem():
         problems.append(blas)
     if device.kind == "cpu" and device.os.startswith("macOS"):
