@@ -30,6 +30,8 @@ NATS: Final = 2e-3
 """`mx.logsumexp` of float32 on the CPU is off by up to 5e-4 nats (LOG.md); a wrong target or row is off by more."""
 BLOCK_BYTES: Final = 2**28
 """Of float32 logits that the composition of head and `logprob` holds at once."""
+CPU_KEYS_BYTES: Final = 2**31
+"""Grouped heads of keys of this size, not of less, end the process in `mx.fast.scaled_dot_product_attention`."""
 VOCABULARIES: Final = (32_000, 128_256, 262_144)
 LOGIT_ROWS: Final = (1, 32, 1024, 4096)
 HEADS: Final = ((32, 8, 128), (9, 3, 64))
@@ -57,6 +59,8 @@ class Way:
     """By how much its first outputs may differ from those of our own function, absolute."""
     held_bytes: int
     """Estimate of the most that it holds, what it reads included."""
+    unable: str | None = None
+    """Why MLX cannot compute it here; None: it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,7 @@ def attention_case(
                 lambda *arrays: (mx.fast.scaled_dot_product_attention(*arrays, scale=scale, mask="causal"),),
                 allowed,
                 copied * dtype.size + 4 * scores,
+                _fault_of_attention(rows * of_keys * (prefix + own) * dtype.size),
             ),
         ),
         num_bytes=shared * dtype.size,
@@ -220,6 +225,13 @@ def linear_case(
         num_bytes=weights + states + rows * (4 + 4 * len(LogProb._fields)),
         products=rows * size * width,
     )
+
+
+def _fault_of_attention(num_bytes: int) -> str | None:
+    """Why MLX cannot attend to keys of so many bytes; None: it can."""
+    if num_bytes < CPU_KEYS_BYTES or mx.default_device() == mx.Device(mx.gpu):
+        return None
+    return f"{num_bytes / 2**30:.1f} GiB of keys, on which MLX 0.32.4 ends in a segmentation fault on a CPU"
 
 
 def _by_cross_entropy(logits: mx.array, targets: mx.array) -> Arrays:

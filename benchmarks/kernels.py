@@ -101,11 +101,13 @@ def measure(case: Case, memory_bytes: int, bandwidth: float) -> Iterator[Line | 
         return
     fitting = []
     for way in case.ways:
-        if way.held_bytes > MEMORY_SHARE * memory_bytes:
+        reason = way.unable
+        if reason is None and way.held_bytes > MEMORY_SHARE * memory_bytes:
             reason = f"about {way.held_bytes / 1e9:.1f} GB, more than {MEMORY_SHARE:.0%} of the memory"
-            yield Left(f"{name}: {way.name}", reason, False)
-        else:
+        if reason is None:
             fitting.append(way)
+        else:
+            yield Left(f"{name}: {way.name}", reason, False)
     if case.ways[0] not in fitting or len(fitting) < 2:
         if fitting:
             yield Left(f"{name}: the rest", "nothing to compare with", False)

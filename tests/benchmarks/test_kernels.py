@@ -127,6 +127,17 @@ def test_a_way_that_needs_too_much_memory_is_left_out_by_name() -> None:
     assert [line.way for line in lines if isinstance(line, Line)] == [ours.name, third.name]
 
 
+def test_keys_on_which_mlx_ends_the_process_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
+    decode, heads = (64, 1, 64), (32, 8, 128)
+    less, more = (attention_case(decode, size, heads, mx.float32, "reference") for size in (8064, 8192))
+    assert less.ways[1].unable is None
+    assert [one.why for one in measure(more, MEMORY, 1e9) if isinstance(one, Left)] == [
+        more.ways[1].unable,
+        "nothing to compare with",
+    ]
+
+
 def test_what_is_held_is_at_least_what_is_read() -> None:
     for case in tiny_cases(mx.bfloat16):
         for way in case.ways:

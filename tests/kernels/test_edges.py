@@ -24,7 +24,7 @@ from tests.kernels.test_prefix_attention import (
     computed,
     reference,
 )
-from tests.kernels.ways import Way
+from tests.kernels.ways import Recorder, Way
 from tests.msl.emulate import Emulator
 
 
@@ -82,6 +82,8 @@ def test_half_types_are_rounded_once(way: Way) -> None:
     [
         Sizes(2, 1, 1, 2, 1153, 3, 8, 8),  # splits of 320 keys, since four of 288 leave one out
         Sizes(1, 1, 1, 1, 4369, 3, 8, 8),  # the last of 17 splits has no keys
+        Sizes(1, 1, 3, 70, 3, 100, 8, 8),  # blocks of queries that go on to the next head
+        Sizes(1, 1, 1, 24, 3, 40, 136, 136),  # a block of queries with more than the rows of a tile
         Sizes(1, 1, 2, 31, 3, 31, 8, 8),  # a block of queries that ends with the first of the next head
         Sizes(9, 1, 1, 4, 40, 4, 136, 136),  # two blocks of queries, each more than the rows of a tile
     ],
@@ -132,3 +134,19 @@ def test_the_merge_reads_each_mixture_once(emulated: None) -> None:
     read = emulator.reports[-1].read
     assert read["near_mixture"] == 4 * numbers
     assert read["far_mixture"] == 4 * 2 * numbers  # of two splits
+
+
+def test_each_split_of_a_prefix_reads_its_share(emulated: None) -> None:
+    recorder = Recorder(Emulator())
+    computed(Way("emulated", recorder), arrays(Sizes(1, 1, 1, 2, 1153, 3, 8, 8)), 0.3, "causal")
+    keys_read = []
+    for split in range(4):
+        (emulator := Emulator(groups=[(split, 0, 0)]))(recorder.dispatches[0])
+        keys_read.append(emulator.reports[-1].read["keys"] // (4 * 8))
+    assert keys_read == [320, 320, 320, 193]
+
+
+def test_keys_above_the_diagonal_are_not_read_where_it_cuts_a_block(emulated: None) -> None:
+    way = Way("emulated", emulator := Emulator())
+    computed(way, arrays(Sizes(1, 1, 1, 90, 1, 97, 8, 8)), 0.3, "causal")
+    assert emulator.reports[1].read["keys"] == 4 * 8 * (39 + 71 + 97)

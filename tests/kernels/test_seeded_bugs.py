@@ -10,6 +10,8 @@ import pytest
 
 from tests.kernels.conftest import SEEDED
 from tests.kernels.seeded import (
+    attention_barriers,
+    attention_keys,
     attention_merge,
     attention_part,
     attention_scores,
@@ -25,7 +27,9 @@ from tests.msl.static import findings
 KERNELS = (
     logprob,
     softmax_row,
+    attention_barriers,
     attention_part,
+    attention_keys,
     attention_scores,
     attention_tiles,
     attention_merge,
