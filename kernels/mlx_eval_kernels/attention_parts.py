@@ -1,8 +1,8 @@
 """`prefix_attention` by Metal kernels.
 
 `attention_part` runs twice, over the prefix with the queries of all rows together and over each row's own keys;
-`attention_merge` divides and merges. A dispatch stays below `DISPATCH_WORK`: one that runs for seconds is ended by
-the system.
+`attention_merge` divides and merges. The system ends what a GPU runs for seconds, so a dispatch over the prefix stays
+below `DISPATCH_WORK`; own keys are cut between rows only.
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ from typing import Final, NamedTuple
 
 import mlx.core as mx
 
-from mlx_eval_kernels.launch import Dispatch, Run, Source, on_metal, read
+from mlx_eval_kernels.launch import DISPATCH_WORK, GROUPS, Dispatch, Run, Source, on_metal, read
 
 WIDEST: Final = 256
 """Head size that the kernel's tiles have room for."""
-DISPATCH_WORK: Final = 2**37
-"""Multiplications of a dispatch: about a second at a tenth of the M1's 1.3 * 10^12 a second (2.6 TFLOPS, Apple)."""
-GROUPS: Final = 96
-"""Groups of threads that keep a GPU of some tens of cores busy: a long prefix is split until there are as many."""
 SPLIT_KEYS: Final = 256
 """Keys below which a split is not worth the merge."""
 MOST_QUERIES: Final = 32

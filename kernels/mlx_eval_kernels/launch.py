@@ -19,6 +19,10 @@ Backend = Literal["reference", "metal"]
 """Plain MLX on any device, or the Metal source."""
 VARIABLE: Final = "MLX_EVAL_KERNELS"
 """Environment variable that forces a `Backend` where the caller names none."""
+DISPATCH_WORK: Final = 2**37
+"""Multiplications of a dispatch: about a second at a tenth of the M1's 1.3 * 10^12 a second (2.6 TFLOPS, Apple)."""
+GROUPS: Final = 96
+"""Groups of threads that keep a GPU of some tens of cores busy: work with fewer is split until there are as many."""
 FLOATS: Final = (mx.float32, mx.float16, mx.bfloat16)
 """The types that kernels are written for."""
 

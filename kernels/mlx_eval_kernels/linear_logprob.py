@@ -16,7 +16,9 @@ import mlx.core as mx
 
 from mlx_eval_kernels.exponential import exp_below
 from mlx_eval_kernels.launch import (
+    DISPATCH_WORK,
     FLOATS,
+    GROUPS,
     Backend,
     Dispatch,
     KernelError,
@@ -26,7 +28,7 @@ from mlx_eval_kernels.launch import (
     on_metal,
     read,
 )
-from mlx_eval_kernels.logprob import NO_TARGET, LogProb, grouped_sum
+from mlx_eval_kernels.logprob import NO_TARGET, LogProb, as_targets, grouped_sum
 
 BLOCK_BYTES: Final = 2**24
 """Of the reference: the largest block of float32 logits, and of float32 weights, that is held at once."""
@@ -41,10 +43,6 @@ TOKENS: Final = 64
 """Of the vocabulary that a group multiplies at once; a part is a multiple."""
 PART_TOKENS: Final = 4096
 """The most tokens of a part: longer sums would lose digits."""
-GROUPS: Final = 96
-"""Groups of threads that keep a GPU of some tens of cores busy: few rows get more parts."""
-DISPATCH_WORK: Final = 2**37
-"""Multiplications of a dispatch: at a tenth of the 1.3 * 10^12 a second that Apple states for the M1, a second."""
 SOURCE: Final = Source(
     name="mlx_eval_linear_logprob",
     inputs=("hidden", "weight", "scales", "biases", "targets"),
@@ -139,13 +137,13 @@ def linear_logprob(
 
 def by_kernel(hidden: mx.array, head: Head, targets: mx.array, run: Run = on_metal) -> LogProb:
     """`linear_logprob` in as many dispatches as `DISPATCH_WORK` asks for."""
+    targets = as_targets(targets, head.shape[0])
     rows, num_targets = targets.shape
     size, width = head.shape
     if not rows:
         return by_reference(hidden, head, targets)
     if not num_targets:  # a kernel cannot take an empty array
         targets = mx.full((rows, 1), NO_TARGET, dtype=mx.int32)
-    targets = targets.astype(mx.int32)
     # rows are cut where blocks of them end, so that no weight is read more often
     step = min(rows, max(1, DISPATCH_WORK // (size * width * ROWS)) * ROWS)
     found = [
@@ -158,6 +156,7 @@ def by_kernel(hidden: mx.array, head: Head, targets: mx.array, run: Run = on_met
 
 def by_reference(hidden: mx.array, head: Head, targets: mx.array) -> LogProb:
     """`linear_logprob` in plain MLX, a block of the vocabulary at a time."""
+    targets = as_targets(targets, head.shape[0])
     if not hidden.shape[0]:
         nothing = mx.zeros(0)
         return LogProb(mx.zeros(targets.shape), nothing, nothing.astype(mx.uint32), nothing)
@@ -186,6 +185,7 @@ def _check(hidden: mx.array, head: Head, targets: mx.array) -> None:
         size, groups = head.scales.shape if head.scales.ndim == 2 else (0, 0)
         packed = (size, groups * head.group_size * head.bits // 32)
         fits = head.weight.shape == packed and head.biases.shape == head.scales.shape
+        fits = fits and head.weight.dtype == mx.uint32
         asked = "packed weights, scales and biases"
         shapes = [head.weight.shape, head.scales.shape, head.biases.shape]
     else:
@@ -203,6 +203,8 @@ def _unsupported(hidden: mx.array, head: Head) -> str | None:
     numbers = [hidden, head.weight] if isinstance(head, DenseHead) else [hidden, head.scales, head.biases]
     if any(array.dtype not in FLOATS for array in numbers):
         return f"numbers of types {', '.join(sorted({str(array.dtype) for array in numbers}))}"
+    if isinstance(head, AffineHead) and head.scales.dtype != head.biases.dtype:
+        return f"scales of type {head.scales.dtype} beside biases of type {head.biases.dtype}"
     if hidden.shape[1] % 8:
         return f"hidden states of width {hidden.shape[1]}: a multiple of 8"
     if isinstance(head, AffineHead) and (head.bits not in BITS or head.group_size not in GROUP_SIZES):

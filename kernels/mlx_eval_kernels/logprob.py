@@ -73,8 +73,24 @@ def logprob(logits: mx.array, targets: mx.array, *, backend: Backend | None = No
     return by_reference(logits, targets)
 
 
+def as_targets(targets: mx.array, size: int) -> mx.array:
+    """Targets of any integer type as int32; those outside a vocabulary of `size` may become `NO_TARGET`.
+
+    Raises:
+        KernelError: they are no integers.
+    """
+    if not mx.issubdtype(targets.dtype, mx.integer):
+        raise KernelError(f"targets are integer token ids, not {targets.dtype}")
+    ids = targets.astype(mx.int32)
+    if targets.dtype.size < 4 or targets.dtype == mx.int32:
+        return ids
+    wide = targets.astype(mx.int64)  # ids beyond int32 would wrap around into the vocabulary
+    return mx.where(mx.logical_and(wide >= 0, wide < size), ids, NO_TARGET)
+
+
 def by_kernel(logits: mx.array, targets: mx.array, run: Run = on_metal) -> LogProb:
     """`logprob` as one dispatch."""
+    targets = as_targets(targets, logits.shape[1])
     rows, num_targets = targets.shape
     if not rows:
         return by_reference(logits, targets)
@@ -83,7 +99,7 @@ def by_kernel(logits: mx.array, targets: mx.array, run: Run = on_metal) -> LogPr
     outputs = run(
         Dispatch(
             SOURCE,
-            inputs=(logits, targets.astype(mx.int32)),
+            inputs=(logits, targets),
             template=(("T", logits.dtype), ("THREADS", THREADS)),
             grid=(THREADS * rows, 1, 1),
             threadgroup=(THREADS, 1, 1),
@@ -97,6 +113,7 @@ def by_kernel(logits: mx.array, targets: mx.array, run: Run = on_metal) -> LogPr
 
 def by_reference(logits: mx.array, targets: mx.array) -> LogProb:
     """`logprob` in plain MLX."""
+    targets = as_targets(targets, logits.shape[1])
     rows, size = logits.shape
     if not rows:
         return LogProb(mx.zeros(targets.shape), mx.zeros(0), mx.zeros(0, dtype=mx.uint32), mx.zeros(0))

@@ -45,7 +45,6 @@ def prefix_attention(
         mask: which of `keys` a query sees, at least one: boolean, broadcastable to [B, 1, T, S]; "causal": those
             up to its own token; None: all.
         sinks: [G * H] scores that take part in each head's softmax and add nothing to its mean; None: there are none.
-
         backend: see `launch.chosen_backend`. The Metal kernel takes widths D and E that are multiples of 8 up to
             `WIDEST`, and one floating type for all arrays.
 
@@ -55,23 +54,40 @@ def prefix_attention(
     Raises:
         KernelError: the shapes do not fit together, or the backend cannot be had.
     """
-    batch, num_queries = queries.shape[:2]
-    heads = keys.shape[1]
-    if num_queries % heads or prefix_keys.shape[:2] != (1, heads) or keys.shape[0] != batch:
-        raise KernelError(
-            f"prefix_attention takes queries [B, G * H, T, D], a prefix [1, H, P, D] and keys [B, H, S, D], "
-            f"not {queries.shape}, {prefix_keys.shape} and {keys.shape}"
-        )
-    if isinstance(mask, str) and mask != "causal":
-        raise KernelError(f'mask is an array, "causal" or None, not {mask!r}')
+    _check(queries, prefix_keys, keys, mask)
     arrays = (queries, prefix_keys, prefix_values, keys, values)
-    unsupported = _unsupported(arrays, mask)
+    unsupported = _unsupported(arrays)
     if chosen_backend(backend, unsupported) == "metal":
         return attention_by_parts(*arrays, scale=scale, mask=mask, sinks=sinks)
     return by_reference(*arrays, scale=scale, mask=mask, sinks=sinks)
 
 
-def _unsupported(arrays: tuple[mx.array, ...], mask: mx.array | str | None) -> str | None:
+def _check(queries: mx.array, prefix_keys: mx.array, keys: mx.array, mask: mx.array | str | None) -> None:
+    """Raise a `KernelError` for arguments that do not fit together."""
+    batch, num_queries, length = queries.shape[:3]
+    heads, num_keys = keys.shape[1:3]
+    if num_queries % heads or prefix_keys.shape[:2] != (1, heads) or keys.shape[0] != batch:
+        raise KernelError(
+            f"prefix_attention takes queries [B, G * H, T, D], a prefix [1, H, P, D] and keys [B, H, S, D], "
+            f"not {queries.shape}, {prefix_keys.shape} and {keys.shape}"
+        )
+    if not prefix_keys.shape[2]:
+        raise KernelError("prefix_attention takes a prefix of at least one token")
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise KernelError(f'mask is an array, "causal" or None, not {mask!r}')
+        if num_keys < length:
+            raise KernelError(f"a causal mask needs own keys for all {length} tokens, not {num_keys}")
+    elif mask is not None:
+        wanted = (batch, 1, length, num_keys)
+        sizes = (1,) * (4 - mask.ndim) + mask.shape
+        if mask.dtype != mx.bool_ or any(
+            size not in (1, want) for size, want in zip(sizes, wanted, strict=False)
+        ):
+            raise KernelError(f"a mask is boolean and broadcast to {wanted}, not {mask.dtype} {mask.shape}")
+
+
+def _unsupported(arrays: tuple[mx.array, ...]) -> str | None:
     """Why the kernel cannot take the arguments; None: it can."""
     types = {array.dtype for array in arrays}
     widths = {array.shape[-1] for array in arrays}
@@ -79,8 +95,6 @@ def _unsupported(arrays: tuple[mx.array, ...], mask: mx.array | str | None) -> s
         return f"arrays of types {', '.join(sorted(map(str, types)))}"
     if any(width % 8 or not 0 < width <= WIDEST for width in widths):
         return f"heads of sizes {', '.join(map(str, sorted(widths)))}: multiples of 8 up to {WIDEST}"
-    if isinstance(mask, mx.array) and mask.dtype != mx.bool_:
-        return f"a mask of type {mask.dtype}"
     return None
 
 

@@ -238,7 +238,8 @@ def as_prefix(
     for place, array in enumerate(cache.state):
         own = array[row : row + 1]
         own = own if slots.size == own.shape[-2] else mx.take(own, index, axis=-2)
-        pair.append(own if before is None else mx.concatenate([before[place], own], axis=-2))
+        whole = own if before is None else mx.concatenate([before[place], own], axis=-2)
+        pair.append(mx.contiguous(whole))  # a view would be copied wherever a kernel reads it
     return pair[0], pair[1]
 
 

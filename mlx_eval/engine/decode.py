@@ -71,11 +71,11 @@ class Decoder:
         rows = [_Row(i, requests[i], decode, eos_token_ids, thinking) for i in order]
         num_repeated = 0
         with budget.wired(self._model):
-            for row, token in self._steps(rows, batch_size):
+            for row, token, alone in self._steps(rows, batch_size):
                 on_tokens(1 if row.num_tokens else 1 + len(row.request.prompt_ids))
                 row.take(token)
                 ended = row
-                if row.finish_reason == UNDEFINED:
+                if row.finish_reason == UNDEFINED and not alone:
                     ended = self._alone(row)
                     num_repeated += 1
                 if ended.finish_reason:
@@ -83,29 +83,21 @@ class Decoder:
         if num_repeated:
             logger.warning("%d prompts gave NaN beside others and were continued by themselves", num_repeated)
 
-    def _steps(self, rows: Sequence[_Row], batch_size: int) -> Iterator[tuple[_Row, Token]]:
-        """Yield each new token with its row, until every row has a finish reason."""
+    def _steps(self, rows: Sequence[_Row], batch_size: int) -> Iterator[tuple[_Row, Token, bool]]:
+        """Yield each new token with its row and whether that is alone, until every row has a finish reason."""
         rows_with_past = [row for row in rows if len(row.request.prompt_ids) > 1]
         others = [row for row in rows if len(row.request.prompt_ids) == 1]
         together = batch_size > 1 and len(rows_with_past) > 1 and self._decodes_together
-        yield from _tokens(self._model, rows_with_past, batch_size if together else 1)
-        yield from _tokens(self._model, others, max_rows=1)  # `RowStart` says why
+        for row, token in _tokens(self._model, rows_with_past, batch_size if together else 1):
+            yield row, token, not together
+        for row, token in _tokens(self._model, others, max_rows=1):  # `RowStart` says why
+            yield row, token, True
 
     def _alone(self, row: _Row) -> _Row:
-        """The answer of a row that gave NaN, from the start and with no other row beside it.
-
-        Raises:
-            ModelError: it gives NaN again.
-        """
+        """The answer of a row that gave NaN, from the start and with no other row beside it."""
         again = row.again()
         for _, token in _tokens(self._model, [again], max_rows=1):
             again.take(token)
-        if again.finish_reason == UNDEFINED:
-            raise ModelError(
-                f"the model computes NaN after a prompt of {len(again.request.prompt_ids)} tokens and "
-                f"{again.num_tokens} of its answer: its weights are damaged, or overflow in half precision "
-                "(try --dtype float32)"
-            )
         return again
 
     @functools.cached_property
@@ -178,7 +170,17 @@ class _Row:
             self.finish_reason = "length"
 
     def result(self) -> Generation:
-        """The answer of a row that stopped or reached its limit."""
+        """The answer of a row that has a finish reason.
+
+        Raises:
+            ModelError: it is that the model gives no next token.
+        """
         assert self.finish_reason is not None
+        if self.finish_reason == UNDEFINED:
+            raise ModelError(
+                f"the model computes NaN or infinite logits after a prompt of {len(self.request.prompt_ids)} tokens "
+                f"and {self.num_tokens} of its answer: its weights are damaged, or overflow in half precision "
+                "(try --dtype float32)"
+            )
         text, unfinished = self._answer.finish()
         return Generation(text, self.num_tokens, self.finish_reason, unfinished)

@@ -15,12 +15,11 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from mlx_eval.engine.execute import FAILURES
 from mlx_eval.engine.steps import RowBatch, RowStart
 
 PROBE_PROMPTS: Final = ([3, 1, 4, 1, 5, 2, 3], [2, 5, 1, 3], [4, 2])
 """Rows of unequal length, valid ids for any vocabulary of six or more."""
-FAILURES: Final = (ValueError, TypeError, AttributeError, IndexError, RuntimeError, NotImplementedError)
-"""What a model that cannot be batched may raise."""
 NUM_STEPS: Final = 6
 """Tokens of each row: enough for steps before others join, beside them, and after one has gone."""
 

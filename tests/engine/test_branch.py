@@ -278,3 +278,17 @@ def test_a_row_becomes_a_prefix_without_its_padding_behind_its_own_prefix() -> N
             assert array[0, 0, 3:].tolist() == [own[row, 0, slot].tolist() for slot in slots]
         alone = as_prefix(cache, row, np.array(slots), None)
         assert alone[0].tolist() == made[0][:, :, 3:].tolist()
+
+
+def test_a_prefix_lies_in_one_piece() -> None:
+    """Values come as a transposed view; whatever reads a prefix over and over would copy it each time."""
+    layout = Layout(0, np.zeros((1, 0), np.int32), np.zeros(1, np.int32), np.full(1, 5, np.int32))
+    cache = BranchCache(layout)
+    view = mx.arange(40.0).reshape(1, 5, 2, 4).swapaxes(1, 2)
+    cache.update_and_fetch(view, view)
+    pair = as_prefix(cache, 0, np.arange(5), None)
+    assert pair is not None
+    for array in pair:
+        assert np.asarray(array).flags.c_contiguous
+        assert memoryview(array).strides == (160, 80, 16, 4)
+        assert array.tolist() == view.tolist()

@@ -43,6 +43,22 @@ def test_a_wrong_kernel_is_named(right: str, wrong: str, kernel: str) -> None:
     assert str(disagreement(run)).startswith(f"{kernel} differs by ")
 
 
+@pytest.mark.skipif(not mx.metal.is_available(), reason="no Metal here")
+def test_the_kernels_agree_on_this_gpu() -> None:
+    assert disagreement(on_metal) is None
+
+
+def test_another_text_is_compared_again(metal: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(kernel_check, "disagreement", lambda: calls.append(None))
+    monkeypatch.setattr(runtime, "device", lambda: runtime.Device("other", "metal", 1, "macOS", "Accelerate"))
+    check_kernels()
+    changed = replace(kernel_check.SOURCES[0], body=kernel_check.SOURCES[0].body + " ")
+    monkeypatch.setattr(kernel_check, "SOURCES", (changed, *kernel_check.SOURCES[1:]))
+    check_kernels()
+    assert len(calls) == 2
+
+
 @pytest.mark.skipif(mx.metal.is_available(), reason="Metal would run them")
 def test_a_kernel_that_cannot_be_built_says_so() -> None:
     assert "No Metal back-end" in str(disagreement(on_metal))

@@ -80,7 +80,7 @@ def test_half_types_are_rounded_once(way: Way) -> None:
 @pytest.mark.parametrize(
     "sizes",
     [
-        Sizes(2, 1, 1, 2, 1153, 3, 8, 8),  # splits of 320 keys, since four of 288 leave one out
+        Sizes(2, 3, 1, 2, 1153, 3, 8, 8),  # splits of 320 keys, since four of 288 leave one out
         Sizes(1, 1, 1, 1, 4369, 3, 8, 8),  # the last of 17 splits has no keys
         Sizes(1, 1, 3, 70, 3, 100, 8, 8),  # blocks of queries that go on to the next head
         Sizes(1, 1, 1, 24, 3, 40, 136, 136),  # a block of queries with more than the rows of a tile

@@ -11,31 +11,23 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_eval_kernels import NO_TARGET, AffineHead, DenseHead, Head, KernelError, LogProb, linear_logprob
+from mlx_eval_kernels import AffineHead, DenseHead, Head, KernelError, LogProb, linear_logprob
 from mlx_eval_kernels.linear_logprob import by_kernel, by_reference
 
+from tests.kernels.test_logprob import DTYPES, ROUNDING, close, in_float64, targets_for
 from tests.kernels.ways import Way
 
 Array = npt.NDArray[np.float64]
 MODULE = sys.modules[linear_logprob.__module__]
-ROUNDING = 2e-6
-"""Nats, of a logsumexp up to 1, as of `logprob`; larger ones have fewer digits: it is taken times the logsumexp."""
-LAST_PLACE = 2.0**-23
-"""Of a float32 result, relative: the two differences that make a log-probability are rounded by half of it each."""
 HALF_PLACE = 2.0**-24
 """Of float32, relative: what one rounding changes. The sum of D products is rounded D times, up and down alike, so a
 logit is off by about sqrt(D) of it, of the sum of its products' sizes."""
-DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
 def computed(way: Way, hidden: mx.array, head: Head, targets: mx.array) -> LogProb:
     if way.run is None:
         return by_reference(hidden, head, targets)
     return by_kernel(hidden, head, targets, way.run)
-
-
-def in_float64(array: mx.array) -> Array:
-    return np.array(array.astype(mx.float32)).astype(np.float64)
 
 
 def weights_of(head: Head) -> Array:
@@ -84,17 +76,6 @@ def check(result: LogProb, hidden: mx.array, head: Head, targets: Any) -> None:
     assert argmax[infinite].tolist() == logits.argmax(axis=1)[infinite].tolist()
 
 
-def close(result: mx.array, wanted: Array, allowed: Array) -> None:
-    assert result.dtype == mx.float32
-    found = np.array(result).astype(np.float64)
-    assert found.shape == wanted.shape
-    finite = np.isfinite(wanted)
-    np.testing.assert_array_equal(found[~finite], wanted[~finite])
-    number = np.where(finite, wanted, 0)
-    error = np.where(finite, np.abs(found - number), 0)
-    assert (error <= allowed + LAST_PLACE * np.abs(number)).all(), f"off by {error.max()}"
-
-
 def states(rows: int, width: int, dtype: mx.Dtype = mx.float32, seed: int = 0) -> mx.array:
     rng = np.random.default_rng(seed)
     return mx.array(rng.standard_normal((rows, width)).astype(np.float32)).astype(dtype)
@@ -109,14 +90,6 @@ def affine(size: int, width: int, group: int, bits: int, dtype: mx.Dtype = mx.fl
     return AffineHead(
         *mx.quantize(dense(size, width, dtype).weight, group_size=group, bits=bits), group, bits
     )
-
-
-def targets_for(rows: int, size: int, count: int) -> npt.NDArray[np.int32]:
-    rng = np.random.default_rng(size)
-    targets = rng.integers(0, size, (rows, count)).astype(np.int32)
-    outside = [NO_TARGET, size, -100, 2**31 - 1, -(2**31), 0, size - 1]
-    targets[:, -1:] = np.resize(outside, (rows, 1))[:, : min(1, count)]
-    return targets
 
 
 SHAPES = [
@@ -317,7 +290,7 @@ BAD_SHAPES: list[tuple[tuple[int, ...], Head, tuple[int, ...]]] = [
 def test_shapes_that_do_not_fit_are_named(
     hidden: tuple[int, ...], head: Head, targets: tuple[int, ...]
 ) -> None:
-    with pytest.raises(KernelError, match=r"hidden \[N, D\], .* and targets \[N, K\], not .*4|0|8"):
+    with pytest.raises(KernelError, match=r"hidden \[N, D\], .* and targets \[N, K\], not \("):
         linear_logprob(mx.zeros(hidden), head, mx.zeros(targets, dtype=mx.int32))
 
 

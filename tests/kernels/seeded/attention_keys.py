@@ -9,8 +9,6 @@ from tests.kernels.seeded.trials import FAR, OWN, SPLIT, attention_trial, share_
 from tests.kernels.test_prefix_attention import Sizes
 
 FILE = "attention_part.metal"
-CAUSAL = attention_trial(Sizes(3, 2, 3, 4, 3, 37, 16, 8), "causal", part=OWN)
-"""Twelve queries of three heads in one block."""
 DIAGONAL = attention_trial(Sizes(1, 1, 1, 40, 3, 40, 8, 8), "causal", part=OWN)
 """Two blocks of queries of one head."""
 GROUPED = attention_trial(Sizes(1, 1, 3, 70, 3, 100, 8, 8), "causal", part=OWN)
@@ -53,13 +51,6 @@ BUGS = (
     ),
     bug("splits that overlap", "splits", ("begin + per_split)", "begin + per_split + 1)"), SPLIT),
     bug("splits with a gap", "splits", ("begin + per_split)", "begin + per_split - 1)"), SPLIT),
-    bug("the first split again", "splits", ("begin = split * per_split", "begin = 0 * per_split"), SPLIT),
-    bug(
-        "a split less than there are",
-        "splits",
-        ("num_splits = int(threadgroups_per_grid.x)", "num_splits = int(threadgroups_per_grid.x) + 1"),
-        SPLIT,
-    ),
     bug(
         "all keys in the first split",
         "splits",
@@ -75,8 +66,6 @@ BUGS = (
         DIAGONAL,
     ),
     bug("a query that does not see its own key", "causal", ("key <= num_keys", "key < num_keys"), DIAGONAL),
-    bug("queries counted from the first key", "causal", ("num_keys - length + token", "token"), CAUSAL),
-    bug("tokens of all heads in one row", "causal", ("number % length", "number"), CAUSAL),
     bug(
         "keys that end before the last query's",
         "causal",
@@ -95,7 +84,6 @@ BUGS = (
         ("first % length + (last", "first / length + (last"),
         GROUPED,
     ),
-    bug("blocks that begin with the first query", "causal", ("first % length + (last", "(last"), GROUPED),
     bug(
         "as many queries as keys",
         "causal",
@@ -103,7 +91,6 @@ BUGS = (
         GROUPED,
     ),
     bug("the last token told by the number of keys", "causal", ("last % length", "last % num_keys"), GROUPED),
-    bug("as many keys as queries", "causal", (": length - 1 -", ": num_keys - 1 -"), GROUPED),
     bug(
         "blocks of queries as long as blocks of keys",
         "causal",
@@ -125,23 +112,12 @@ BUGS = (
         Detector.DEVICE_BOUNDS,
     ),
     bug(
-        "a mask for each head", "mask", ("? 0 : head / num_heads", "? 0 : head"), MASK, Detector.DEVICE_BOUNDS
-    ),
-    bug(
-        "masks of queries for those of tokens",
-        "mask",
-        ("size_t(length) + size_t(token)", "size_t(length) + size_t(number)"),
-        MASK,
-        Detector.DEVICE_BOUNDS,
-    ),
-    bug(
         "masks read behind the last key",
         "mask",
         ("MASK == 2 && seen[i]", "MASK == 2"),
         MASK,
         Detector.DEVICE_BOUNDS,
     ),
-    bug("a mask that is not looked at", "mask", ("MASK == 2 && seen[i]", "false"), MASK),
     bug(
         "hidden keys in the sum",
         "mask",

@@ -32,21 +32,7 @@ def bug(
 BUGS = (
     bug("the own keys weighted by 1", "weights", ("metal::exp(near_tops[query] - top)", "1.0f")),
     bug("the prefix weighted by 1", "weights", ("metal::exp(far_tops[place] - top)", "1.0f")),
-    bug(
-        "the prefix weighted as the own keys", "weights", ("metal::exp(far_tops[place] - top)", "near_weight")
-    ),
-    bug(
-        "weights upside down",
-        "weights",
-        ("metal::exp(far_tops[place] - top)", "metal::exp(top - far_tops[place])"),
-    ),
     bug("the first part of the prefix only", "parts", ("num_far = far_tops_shape[0]", "num_far = 1")),
-    bug(
-        "the largest score of the first part only",
-        "parts",
-        ("part < num_far; part++) {\n    top", "part < 1; part++) {\n    top"),
-        FAR_ABOVE,
-    ),
     bug(
         "the first part again and again",
         "parts",
@@ -64,14 +50,7 @@ BUGS = (
         "parts",
         ("float sum = near_weight * near_sums[query]", "float sum = 0.0f"),
     ),
-    bug(
-        "the own keys left out of the mixture",
-        "parts",
-        ("float value = near_weight * near_mixture[number]", "float value = 0.0f"),
-    ),
-    bug("the prefix left out of the sum", "parts", ("    sum += weight * far_sums[place];\n", "")),
     bug("the sums of weights 1", "weights", ("weight * far_sums[place]", "far_sums[place]")),
-    bug("the mixtures of weights 1", "weights", ("weight * far_mixture", "far_mixture")),
     bug(
         "no largest score of the prefix",
         "infinity",
@@ -79,23 +58,11 @@ BUGS = (
         FAR_ABOVE,
     ),
     bug(
-        "the smaller of two scores",
-        "infinity",
-        ("metal::max(top, far_tops", "metal::min(top, far_tops"),
-        FAR_ABOVE,
-    ),
-    bug(
         "mixtures of parts as far apart as their sums",
         "stride",
         ("num_queries * size_t(E) + number", "num_queries + number"),
     ),
-    bug(
-        "rows left out of the distance of parts",
-        "stride",
-        ("size_t(near_tops_shape[1]) * num_heads", "num_heads"),
-    ),
     bug("groups left out of the number of heads", "heads", (" * size_t(near_tops_shape[3])", ""), SUNK),
-    bug("queries of one number", "wrong index", ("number / size_t(E)", "number % size_t(E)")),
     bug(
         "queries as wide as another one",
         "wrong index",
@@ -120,15 +87,6 @@ BUGS = (
         ("top = metal::max(top, sink)", "top = metal::min(top, sink)"),
         SUNK,
     ),
-    bug(
-        "sinks counted for each part",
-        "sinks",
-        (
-            "    sum += weight * far_sums[place];\n",
-            "    sum += weight * far_sums[place] + (SINKS ? metal::exp(sink - top) : 0.0f);\n",
-        ),
-        SUNK,
-    ),
     bug("sinks by token", "sinks", ("query / length % num_heads", "query % num_heads"), SUNK),
     bug(
         "sinks of the first heads for all rows",
@@ -138,7 +96,6 @@ BUGS = (
         Detector.DEVICE_BOUNDS,
     ),
     bug("a sink where there is none", "sinks", ("  if (SINKS) {\n    sum", "  {\n    sum")),
-    bug("the sum forgotten", "formula", ("T(value / sum)", "T(value)")),
     bug("a quotient of half types", "half type", ("T(value / sum)", "T(value) / T(sum)"), HALF),
     bug(
         "weights of half types",
@@ -182,15 +139,6 @@ BUGS = (
         SPLIT,
         Detector.UNWRITTEN,
         lambda dispatch: replace(dispatch, grid=(-(-dispatch.grid[0] // 256), 1, 1)),
-    ),
-    Bug(
-        "whole groups only",
-        "host",
-        FILE,
-        (),
-        SPLIT,
-        Detector.UNWRITTEN,
-        lambda dispatch: replace(dispatch, grid=(dispatch.grid[0] // 256 * 256, 1, 1)),
     ),
     Bug(
         "a grid of whole groups",

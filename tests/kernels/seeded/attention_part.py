@@ -41,22 +41,10 @@ BUGS = (
         Detector.UNDEFINED,
     ),
     bug(
-        "a stride of the narrower of keys and values",
-        "stride",
-        ("(D > E ? D : E)", "(D < E ? D : E)"),
-        Detector.THREADGROUP_BOUNDS,
-    ),
-    bug(
         "no room for the gap behind scores",
         "bounds",
         ("scores[QUERIES * SCORES]", "scores[QUERIES * BLOCK]"),
         Detector.THREADGROUP_BOUNDS,
-    ),
-    bug(
-        "factors of one SIMD group",
-        "bounds",
-        ("factors[SIMDS * 64]", "factors[64]"),
-        Detector.UNDEFINED,
     ),
     bug(
         "blocks of queries as far apart as blocks of keys",
@@ -86,23 +74,10 @@ BUGS = (
         NEAR,
     ),
     bug(
-        "sums of queries behind the last",
-        "two writers",
-        ("if (quarter == 0 && number < num_queries)", "if (quarter == 0)"),
-        Detector.WRITE_AFTER_WRITE,
-        NEAR,
-    ),
-    bug(
         "sums written by four lanes",
         "two writers",
         ("if (quarter == 0 && number", "if (number"),
         Detector.WRITE_AFTER_WRITE,
-    ),
-    bug(
-        "no sums",
-        "unwritten",
-        ("    sums[place] = sum;\n", ""),
-        Detector.UNWRITTEN,
     ),
     bug(
         "results as wide as keys",
@@ -111,26 +86,11 @@ BUGS = (
         Detector.UNWRITTEN,
     ),
     bug(
-        "matrices stored as often as keys have columns",
-        "tail",
-        (
-            "for (int e = 0; e < E / 8; e++) {\n        metal::simdgroup_store",
-            "for (int e = 0; e < D / 8; e++) {\n        metal::simdgroup_store",
-        ),
-        Detector.VALUE,
-    ),
-    bug(
         "all splits in one place",
         "two writers",
         ("size_t part = size_t(split)", "size_t part = size_t(0)"),
         Detector.WRITE_AFTER_WRITE,
         SPLIT,
-    ),
-    bug(
-        "results of another stride than the tile's",
-        "stride",
-        ("= tile[(i / E) * WIDTH + i % E]", "= tile[i]"),
-        Detector.UNINITIALISED,
     ),
     bug(
         "keys of the first head for all",
@@ -153,13 +113,6 @@ BUGS = (
             "values + size_t(head) * size_t(num_keys) * size_t(D)",
         ),
         Detector.VALUE,
-    ),
-    bug(
-        "values read as wide as keys",
-        "stride",
-        ("load_tile<BLOCK, E,", "load_tile<BLOCK, D,"),
-        Detector.DEVICE_BOUNDS,
-        NEAR,
     ),
     bug(
         "the last split not cut to the keys",

@@ -50,11 +50,6 @@ BUGS = (
     bug("no scale", "scale", (" * scale;", ";")),
     bug("the scale twice", "scale", (" * scale;", " * scale * scale;")),
     bug(
-        "scores scaled again",
-        "scale",
-        ("metal::exp(weights[i] - largest)", "metal::exp(scale * (weights[i] - largest))"),
-    ),
-    bug(
         "queries rounded after scaling",
         "half type",
         (
@@ -73,23 +68,6 @@ BUGS = (
     # matrices
     bug("keys that are not transposed", "matrices", ("WIDTH, 0, true)", "WIDTH, 0, false)")),
     bug(
-        "a query transposed",
-        "matrices",
-        ("tile + own * WIDTH + 8 * d, WIDTH)", "tile + own * WIDTH + 8 * d, WIDTH, 0, true)"),
-    ),
-    bug(
-        "the first eight columns of queries for all",
-        "matrices",
-        ("tile + own * WIDTH + 8 * d, WIDTH", "tile + own * WIDTH, WIDTH"),
-        attention_trial(Sizes(5, 2, 3, 4, 70, 3, 16, 8), part=PREFIX),
-    ),
-    bug(
-        "products of the last columns only",
-        "matrices",
-        ("query[d], key, product)", "query[d], key, metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f))"),
-        attention_trial(Sizes(5, 2, 3, 4, 70, 3, 16, 8), part=PREFIX),
-    ),
-    bug(
         "the mixture of the last keys only",
         "matrices",
         (
@@ -105,23 +83,9 @@ BUGS = (
         Detector.UNINITIALISED,
     ),
     bug(
-        "weights without the gap",
-        "stride",
-        ("weight, own_scores + j, SCORES", "weight, own_scores + j, BLOCK"),
-        FAR,
-        Detector.UNINITIALISED,
-    ),
-    bug(
         "scores of the first SIMD group",
         "wrong index",
         ("own_scores = scores + 8 * simd * SCORES", "own_scores = scores"),
-        FAR,
-        Detector.WRITE_AFTER_WRITE,
-    ),
-    bug(
-        "scores of SIMD groups a row apart",
-        "stride",
-        ("own_scores = scores + 8 * simd", "own_scores = scores + simd"),
         FAR,
         Detector.WRITE_AFTER_WRITE,
     ),
@@ -139,13 +103,6 @@ BUGS = (
     ),
     # the softmax
     bug(
-        "quarters one lane apart",
-        "shuffle",
-        ("const int quarter = lane % 4", "const int quarter = lane % 2"),
-        FAR,
-        Detector.WRITE_AFTER_WRITE,
-    ),
-    bug(
         "the largest of two lanes of four",
         "shuffle",
         (f"    largest = metal::max(largest, {XOR}(largest, ushort(2)));\n", ""),
@@ -156,11 +113,6 @@ BUGS = (
         "shuffle",
         (f"{XOR}(block_sum, ushort(2))", f"{XOR}(block_sum, ushort(4))"),
     ),
-    bug(
-        "the largest over lanes of two rows",
-        "shuffle",
-        (f"{XOR}(largest, ushort(2))", f"{XOR}(largest, ushort(4))"),
-    ),
     bug("-inf at the start", "infinity", ("float top = LOWEST", "float top = -INFINITY"), MASK),
     bug("0 at the start", "infinity", ("float top = LOWEST", "float top = 0.0f"), BELOW),
     bug(
@@ -169,17 +121,10 @@ BUGS = (
         ("float largest = top", "float largest = LOWEST"),
         LARGE,
     ),
-    bug("the largest score not kept", "rescale", ("    top = largest;\n", "")),
     bug("the sum not rescaled", "rescale", ("sum * factor + block_sum", "sum + block_sum")),
     bug("the mixture not rescaled", "rescale", ("if (grew)", "if (false)")),
     bug("the mixture rescaled where all rows grew", "rescale", ("simd_any(factor", "simd_all(factor")),
-    bug(
-        "half of the mixture rescaled",
-        "rescale",
-        ("        mixed[e].thread_elements()[1] *= by_row.thread_elements()[1];\n", ""),
-    ),
     bug("factors of the first SIMD group", "rescale", ("factors + simd * 64, 8", "factors, 8")),
-    bug("factors by column", "rescale", ("factors + simd * 64, 8", "factors + simd * 64, 8, 0, true")),
     bug(
         "factors of half of the columns",
         "uninitialised memory",
@@ -203,15 +148,6 @@ BUGS = (
         ),
         NAN,
         Detector.VALUE,
-    ),
-    bug("weights left as scores", "formula", ("      quarter_scores[i] = weights[i];\n", "")),
-    bug("sums left from the last block", "formula", ("sum * factor + block_sum", "block_sum")),
-    bug(
-        "tops of the first lane's row",
-        "wrong index",
-        ("const int row = lane / 4;", "const int row = lane / 8;"),
-        FAR,
-        Detector.WRITE_AFTER_WRITE,
     ),
     bug(
         "a sum that begins with anything",

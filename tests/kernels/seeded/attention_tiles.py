@@ -39,22 +39,10 @@ BUGS = (
         Detector.WRITE_AFTER_WRITE,
     ),
     bug(
-        "heads before rows",
-        "heads",
-        ("row * size_t(num_heads) + size_t(head)", "row + size_t(head) * size_t(num_heads)"),
-        Detector.UNWRITTEN,
-    ),
-    bug(
         "rows and queries the wrong way round",
         "heads",
         ("size_t(query / row_queries)", "size_t(query % row_queries)"),
         Detector.DEVICE_BOUNDS,
-    ),
-    bug(
-        "all queries of a row in one place",
-        "heads",
-        (" + size_t(query % row_queries)", ""),
-        Detector.WRITE_AFTER_WRITE,
     ),
     bug(
         "heads that overlap",
@@ -66,13 +54,6 @@ BUGS = (
     bug(
         "keys behind the last", "bounds", ("first + row < end", "first + row <= end"), Detector.DEVICE_BOUNDS
     ),
-    bug(
-        "keys read to the end of a block",
-        "bounds",
-        ("if (first + row < end) {\n      value", "{\n      value"),
-        Detector.DEVICE_BOUNDS,
-    ),
-    bug("the last key left out", "tail", ("first + row < end", "first + row < end - 1"), Detector.VALUE),
     bug(
         "the edge of a tile left as it is",
         "uninitialised memory",
@@ -96,18 +77,11 @@ BUGS = (
     bug(
         "a loop of half the step", "stride", ("i += THREADS", "i += THREADS / 2"), Detector.WRITE_AFTER_WRITE
     ),
-    bug("a loop of twice the step", "stride", ("i += THREADS", "i += 2 * THREADS"), Detector.UNINITIALISED),
     bug(
         "rows of a tile without the gap",
         "stride",
         ("row * WIDTH + column", "row * COLUMNS + column"),
         Detector.UNINITIALISED,
-    ),
-    bug(
-        "rows of the source as wide as the tile's",
-        "stride",
-        ("size_t(first + row) * size_t(COLUMNS)", "size_t(first + row) * size_t(WIDTH)"),
-        Detector.DEVICE_BOUNDS,
     ),
     bug(
         "the first keys again",

@@ -172,7 +172,7 @@ FAR = attention_trial(Sizes(5, 2, 3, 4, 70, 3, 8, 16), part=PREFIX, most_read={"
 """Two blocks of 32 queries of two heads, the second with 28 of them; three blocks of keys, the last with six."""
 NEAR = attention_trial(Sizes(3, 2, 3, 4, 3, 37, 16, 8), part=OWN)
 """Twelve queries of each of six heads; keys wider than values."""
-SPLIT = attention_trial(Sizes(2, 1, 1, 2, 1153, 3, 8, 8), part=PREFIX)
+SPLIT = attention_trial(Sizes(2, 3, 1, 2, 1153, 3, 8, 8), part=PREFIX)
 """Four splits of the prefix, none of them a quarter of the keys."""
 WIDE = attention_trial(Sizes(9, 1, 1, 4, 40, 3, 136, 136), part=PREFIX, size=0.25)
 """Two blocks of 32 queries, whose tiles have 16 rows."""
