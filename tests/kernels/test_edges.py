@@ -114,6 +114,22 @@ def test_scores_whose_exponentials_are_all_zero(way: Way) -> None:
     np.testing.assert_allclose(result, reference(given, 0.25, causal(sizes)), rtol=0, atol=ROUNDING)
 
 
+def test_scores_of_which_every_block_has_larger_ones(way: Way) -> None:
+    """All queries of a SIMD group are rescaled at once."""
+    sizes = Sizes(5, 2, 3, 4, 200, 6, 8, 16)
+    given = arrays(sizes)
+    make_growing(given)
+    result = computed(way, given, 0.3, "causal")
+    np.testing.assert_allclose(result, reference(given, 0.3, causal(sizes)), rtol=0, atol=ROUNDING)
+
+
+def make_growing(given: Given) -> None:
+    """Give the prefix scores that grow with the number of the key, by less than three in all."""
+    num_keys = given.prefix_keys.shape[2]
+    given.queries[...] = 1.0
+    given.prefix_keys[...] = np.arange(num_keys)[:, None] / num_keys
+
+
 def test_sinks_of_as_many_heads_as_rows_and_groups_do_not_make(way: Way) -> None:
     sizes = Sizes(5, 2, 3, 4, 40, 6, 8, 16)
     given = arrays(sizes)

@@ -152,18 +152,22 @@ def test_targets_of_any_integer_type(way: Way) -> None:
         check(way.logprob(logits, mx.array([[3], [5]]).astype(dtype)), logits, [[3], [5]])
 
 
-def test_ids_wider_or_narrower_than_the_vocabulary_do_not_wrap_around() -> None:
-    logits = mx.zeros((1, 70_000))
-    for dtype, ids in (
-        (mx.int64, [5, 2**32 + 5, -1]),
-        (mx.uint64, [5, 2**64 - 1, 70_000]),
-        (mx.uint32, [69_999, 2**32 - 1, 70_000]),
-        (mx.int16, [5, -1, -32_768]),
-        (mx.uint8, [255]),
-        (mx.uint16, [65_535]),
-    ):
-        scores = np.array(logprob(logits, mx.array(np.array([ids])).astype(dtype)).logprob)[0]
-        assert np.isnan(scores).tolist() == [False, True, True][: len(ids)], dtype
+@pytest.mark.parametrize(
+    ("dtype", "ids"),
+    [
+        (np.int64, [5, 2**32 + 5, -1]),
+        (np.uint64, [5, 2**64 - 1, 70_000]),
+        (np.uint32, [69_999, 2**32 - 1, 70_000]),
+        (np.int16, [5, -1, -32_768]),
+        (np.uint8, [255]),
+        (np.uint16, [65_535]),
+    ],
+)
+def test_ids_wider_or_narrower_than_the_vocabulary_do_not_wrap_around(
+    way: Way, dtype: Any, ids: list[int]
+) -> None:
+    result = way.logprob(mx.zeros((1, 70_000)), mx.array(np.array([ids], dtype)))
+    assert np.isnan(np.array(result.logprob)[0]).tolist() == [False, True, True][: len(ids)]
 
 
 def test_targets_that_are_no_integers_are_refused() -> None:

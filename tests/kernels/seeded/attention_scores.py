@@ -14,6 +14,8 @@ HALF = attention_trial(Sizes(3, 2, 3, 4, 70, 3, 8, 16), part=PREFIX, dtype=mx.fl
 LARGE = attention_trial(Sizes(3, 2, 1, 4, 100, 3, 8, 8), part=PREFIX, size=1e2)
 BELOW = attention_trial(Sizes(3, 2, 1, 4, 70, 3, 8, 8), part=PREFIX, key=-100.0)
 """All scores are so low that their exponentials are 0."""
+GROWING = attention_trial(Sizes(5, 2, 3, 4, 70, 3, 8, 16), part=PREFIX, growing=True)
+"""All queries have larger scores in each block."""
 NAN = attention_trial(Sizes(3, 2, 3, 9, 70, 9, 8, 8), "causal", part=PREFIX, nan_query=(1, 2, 4))
 
 
@@ -122,6 +124,7 @@ BUGS = (
         LARGE,
     ),
     bug("the sum not rescaled", "rescale", ("sum * factor + block_sum", "sum + block_sum")),
+    bug("the mixture left where all rows grew", "rescale", ("factor != 1.0f", "factor == 1.0f"), GROWING),
     bug("the mixture not rescaled", "rescale", ("if (grew)", "if (false)")),
     bug("the mixture rescaled where all rows grew", "rescale", ("simd_any(factor", "simd_all(factor")),
     bug("factors of the first SIMD group", "rescale", ("factors + simd * 64, 8", "factors, 8")),

@@ -68,6 +68,7 @@ def attention_trial(
     part: dict[str, int | bool] | None = None,
     size: float = 1.0,
     key: float | None = None,
+    growing: bool = False,
     dtype: mx.Dtype = mx.float32,
     sinks: tuple[float, ...] = (),
     nan_query: tuple[int, int, int] | None = None,
@@ -81,6 +82,7 @@ def attention_trial(
         part: `PREFIX` or `OWN`, the part that a bug is put into; None: the merge.
         size: about the largest product of a query and a key.
         key: every number of every key, where all queries are 1; None: random ones.
+        growing: whether scores grow with the number of a prefix's key, for all queries.
         dtype: of all arrays.
         sinks: of the heads.
         nan_query: (row, head, token) of a query that is NaN.
@@ -91,6 +93,8 @@ def attention_trial(
         for array in (given.keys, given.prefix_keys):
             array[...] = key
         given.queries[...] = 1.0
+    if growing:
+        of_edges.make_growing(given)
     if nan_query is not None:
         given.queries[nan_query] = np.nan
     shape = (sizes.batch, sizes.length, sizes.own)
