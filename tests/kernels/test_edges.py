@@ -17,6 +17,7 @@ from tests.kernels.test_logprob import LAST_PLACE, check, in_float64
 from tests.kernels.test_logprob import ROUNDING as LOGPROB_ROUNDING
 from tests.kernels.test_prefix_attention import (
     ROUNDING,
+    Given,
     Sizes,
     arrays,
     as_rounded,

@@ -17,7 +17,7 @@ template <class T, int Rows = 8, int Columns = 8>
 struct simdgroup_matrix {
   static_assert(Rows == 8 && Columns == 8, "Metal has 8x8 matrices only");
   vec<T, 2> elements;
-  simdgroup_matrix() = default;
+  MSL_UNCHECKED simdgroup_matrix() : elements(T(__builtin_nanf(""))) {}  // unset: a GPU's registers may hold NaN
   MSL_UNCHECKED explicit simdgroup_matrix(T diagonal) {
     const msl_corner at = msl_corner_of(msl_self->lane);
     elements.x = at.row == at.column ? diagonal : T(0);
