@@ -54,37 +54,46 @@ def prefix_attention(
     Raises:
         KernelError: the shapes do not fit together, or the backend cannot be had.
     """
-    _check(queries, prefix_keys, keys, mask)
     arrays = (queries, prefix_keys, prefix_values, keys, values)
+    _check(arrays, mask, sinks)
     unsupported = _unsupported(arrays)
     if chosen_backend(backend, unsupported) == "metal":
         return attention_by_parts(*arrays, scale=scale, mask=mask, sinks=sinks)
     return by_reference(*arrays, scale=scale, mask=mask, sinks=sinks)
 
 
-def _check(queries: mx.array, prefix_keys: mx.array, keys: mx.array, mask: mx.array | str | None) -> None:
+def _check(arrays: tuple[mx.array, ...], mask: mx.array | str | None, sinks: mx.array | None) -> None:
     """Raise a `KernelError` for arguments that do not fit together."""
-    batch, num_queries, length = queries.shape[:3]
+    queries, prefix_keys, prefix_values, keys, values = arrays
+    if any(array.ndim != 4 or not array.size for array in arrays) or queries.shape[1] % keys.shape[1]:
+        raise KernelError(_misfit(arrays))
+    batch, num_queries, length, width = queries.shape
     heads, num_keys = keys.shape[1:3]
-    if num_queries % heads or prefix_keys.shape[:2] != (1, heads) or keys.shape[0] != batch:
-        raise KernelError(
-            f"prefix_attention takes queries [B, G * H, T, D], a prefix [1, H, P, D] and keys [B, H, S, D], "
-            f"not {queries.shape}, {prefix_keys.shape} and {keys.shape}"
-        )
-    if not prefix_keys.shape[2]:
-        raise KernelError("prefix_attention takes a prefix of at least one token")
+    prefix_len, out = prefix_keys.shape[2], values.shape[3]
+    wanted = ((1, heads, prefix_len, width), (1, heads, prefix_len, out), (batch, heads, num_keys, width))
+    if (prefix_keys.shape, prefix_values.shape, keys.shape) != wanted or values.shape[:3] != keys.shape[:3]:
+        raise KernelError(_misfit(arrays))
+    if sinks is not None and sinks.shape != (num_queries,):
+        raise KernelError(f"sinks are a score for each of {num_queries} heads, not {sinks.shape}")
     if isinstance(mask, str):
         if mask != "causal":
             raise KernelError(f'mask is an array, "causal" or None, not {mask!r}')
         if num_keys < length:
             raise KernelError(f"a causal mask needs own keys for all {length} tokens, not {num_keys}")
     elif mask is not None:
-        wanted = (batch, 1, length, num_keys)
+        whole = (batch, 1, length, num_keys)
         sizes = (1,) * (4 - mask.ndim) + mask.shape
-        if mask.dtype != mx.bool_ or any(
-            size not in (1, want) for size, want in zip(sizes, wanted, strict=False)
-        ):
-            raise KernelError(f"a mask is boolean and broadcast to {wanted}, not {mask.dtype} {mask.shape}")
+        fits = len(sizes) == 4 and all(size in (1, most) for size, most in zip(sizes, whole, strict=True))
+        if mask.dtype != mx.bool_ or not fits:
+            raise KernelError(f"a mask is boolean and broadcast to {whole}, not {mask.dtype} {mask.shape}")
+
+
+def _misfit(arrays: tuple[mx.array, ...]) -> str:
+    shapes = ", ".join(str(array.shape) for array in arrays)
+    return (
+        "prefix_attention takes queries [B, G * H, T, D], a prefix [1, H, P, D] and [1, H, P, E] and own keys and "
+        f"values [B, H, S, D] and [B, H, S, E], none of them empty, not {shapes}"
+    )
 
 
 def _unsupported(arrays: tuple[mx.array, ...]) -> str | None:

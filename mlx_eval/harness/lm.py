@@ -32,6 +32,7 @@ from mlx_eval.harness.wrapping import (
     as_loaded,
     check_ids,
     row_ceiling,
+    switch,
     thinking_of,
     whole_number,
     window_length,
@@ -118,8 +119,8 @@ class MLXEvalLM:
             prefix_token_id = whole_number("prefix_token_id", prefix_token_id, 0)
             check_ids([prefix_token_id], loaded)
         self.statistics = RunStatistics()
-        self._low_memory_head = low_memory_head
-        if low_memory_head:
+        self._low_memory_head = switch("low_memory_head", low_memory_head)
+        if self._low_memory_head:
             self._new_heads()  # raises now rather than at the first batch
         self._scorer: Scorer | None = None
         self._scored_modules: list[nn.Module] = []

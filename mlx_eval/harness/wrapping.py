@@ -52,6 +52,19 @@ def row_ceiling(batch_size: int | str) -> int | None:
     return whole_number("batch_size", batch_size, 1)
 
 
+def switch(name: str, value: Any) -> bool:
+    """`value`, if it is true or false; texts that spell one are taken too.
+
+    Raises:
+        InvalidOptionError: it is neither.
+    """
+    known = {"true": True, "1": True, "false": False, "0": False}
+    try:
+        return known[str(value).lower()]
+    except KeyError:
+        raise InvalidOptionError(f"{name}={value!r}: give true or false") from None
+
+
 def whole_number(name: str, value: Any, least: int) -> int:
     """`value`, if it is a whole number of `least` or more; texts that spell one are taken too.
 

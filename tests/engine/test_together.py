@@ -88,3 +88,17 @@ def test_a_model_that_gives_nan_has_other_troubles_than_batches() -> None:
     model = tiny_model("llama", 64)
     model.lm_head.weight *= mx.nan
     assert decodes_together(model)
+
+
+def test_a_token_that_never_comes_is_no_reason_to_decode_alone() -> None:
+    """A bias of -inf on one token, say."""
+    model = tiny_model("llama", 64)
+    head = model.lm_head
+
+    class Barred(type(head)):  # type: ignore[misc]  # the class of a loaded layer
+        def __call__(self, states: mx.array) -> mx.array:
+            logits = super().__call__(states)
+            return mx.where(mx.arange(logits.shape[-1]) == 7, -mx.inf, logits)
+
+    head.__class__ = Barred
+    assert decodes_together(model)

@@ -52,3 +52,15 @@ def test_weights_that_are_replaced_are_found_again() -> None:
     nn.quantize(model, group_size=32, bits=8)
     answers = lm.loglikelihood([request(*pair) for pair in PAIRS])
     assert_scores(model, [lm._encode_pair(*pair) for pair in PAIRS], answers)
+
+
+@pytest.mark.parametrize("value", ["maybe", "no", 2, None, ""])
+def test_what_is_neither_true_nor_false_is_refused(value: Any) -> None:
+    """As lm-eval's `--model_args` would bring it."""
+    with pytest.raises(InvalidOptionError, match=r"low_memory_head=.*: give true or false"):
+        backend(low_memory_head=value)
+
+
+@pytest.mark.parametrize(("value", "means"), [("true", True), (1, True), ("False", False), ("0", False)])
+def test_texts_that_spell_it_are_taken(value: Any, means: bool) -> None:
+    assert backend(low_memory_head=value)._low_memory_head is means

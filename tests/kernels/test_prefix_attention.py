@@ -247,22 +247,51 @@ def test_blocks_of_queries_give_what_one_block_gives(
     assert len(blocks) == math.ceil(sum(blocks) / max(blocks))
 
 
+FITTING = {
+    "queries": (3, 4, 4, 8),
+    "prefix_keys": (1, 2, 5, 8),
+    "prefix_values": (1, 2, 5, 16),
+    "keys": (3, 2, 6, 8),
+    "values": (3, 2, 6, 16),
+}
+
+
 @pytest.mark.parametrize(
-    ("queries", "prefix", "keys"),
+    ("name", "shape"),
     [
-        ((3, 5, 4, 8), (1, 2, 5, 8), (3, 2, 6, 8)),  # five heads of queries for two of keys
-        ((3, 4, 4, 8), (3, 2, 5, 8), (3, 2, 6, 8)),  # a prefix for each row
-        ((3, 4, 4, 8), (1, 4, 5, 8), (3, 2, 6, 8)),  # a prefix of other heads
-        ((2, 4, 4, 8), (1, 2, 5, 8), (3, 2, 6, 8)),  # queries of fewer rows
+        ("queries", (3, 5, 4, 8)),  # five heads of queries for two of keys
+        ("queries", (2, 4, 4, 8)),
+        ("queries", (3, 4, 4, 16)),
+        ("queries", (3, 4, 0, 8)),
+        ("queries", (4, 4, 8)),
+        ("prefix_keys", (3, 2, 5, 8)),  # a prefix for each row
+        ("prefix_keys", (1, 4, 5, 8)),
+        ("prefix_keys", (1, 2, 5, 16)),
+        ("prefix_keys", (1, 2, 0, 8)),
+        ("prefix_values", (1, 2, 3, 16)),
+        ("prefix_values", (1, 1, 5, 16)),
+        ("prefix_values", (1, 2, 5, 8)),
+        ("keys", (3, 2, 6, 16)),
+        ("keys", (3, 0, 6, 8)),
+        ("values", (1, 2, 6, 16)),
+        ("values", (3, 2, 4, 16)),
+        ("values", (3, 2, 6, 8)),
     ],
+    ids=str,
 )
-def test_shapes_that_do_not_fit_are_named(
-    queries: tuple[int, ...], prefix: tuple[int, ...], keys: tuple[int, ...]
-) -> None:
-    with pytest.raises(ValueError, match=r"queries \[B, G \* H, T, D\], a prefix \[1, H, P, D\]"):
-        prefix_attention(
-            mx.zeros(queries), mx.zeros(prefix), mx.zeros(prefix), mx.zeros(keys), mx.zeros(keys), scale=1.0
-        )
+def test_shapes_that_do_not_fit_are_named(name: str, shape: tuple[int, ...]) -> None:
+    queries, *rest = map(mx.zeros, FITTING.values())
+    prefix_attention(queries, *rest, scale=1.0)
+    queries, *rest = map(mx.zeros, {**FITTING, name: shape}.values())
+    with pytest.raises(KernelError, match=r"queries \[B, G \* H, T, D\], a prefix \[1, H, P, D\] and"):
+        prefix_attention(queries, *rest, scale=1.0)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 1)])
+def test_sinks_that_do_not_fit_are_named(shape: tuple[int, ...]) -> None:
+    queries, *rest = map(mx.zeros, FITTING.values())
+    with pytest.raises(KernelError, match="each of 4 heads"):
+        prefix_attention(queries, *rest, scale=1.0, sinks=mx.zeros(shape))
 
 
 @pytest.mark.parametrize(
@@ -272,8 +301,9 @@ def test_shapes_that_do_not_fit_are_named(
         mx.zeros((3, 4, 4, 6), mx.bool_),
         mx.zeros((4, 5), mx.bool_),
         mx.zeros((2, 1, 4, 6), mx.bool_),
+        mx.zeros((3, 1, 4, 6, 1), mx.bool_),
     ],
-    ids=["additive", "by head", "of other keys", "of other rows"],
+    ids=["additive", "by head", "of other keys", "of other rows", "of five axes"],
 )
 def test_masks_that_do_not_fit_are_named(mask: mx.array) -> None:
     queries, *rest = (mx.array(array.astype(np.float32)) for array in arrays(Sizes()))
@@ -285,9 +315,6 @@ def test_too_few_keys_are_named() -> None:
     one = mx.zeros((1, 1, 1, 8))
     with pytest.raises(KernelError, match="own keys for all 2 tokens, not 1"):
         prefix_attention(mx.zeros((1, 1, 2, 8)), one, one, one, one, scale=1.0, mask="causal")
-    none = mx.zeros((1, 1, 0, 8))
-    with pytest.raises(KernelError, match="at least one token"):
-        prefix_attention(one, none, none, one, one, scale=1.0)
 
 
 def test_an_unknown_mask_is_named() -> None:
