@@ -74,10 +74,11 @@ def test_copies_of_the_prefix_are_read_where_it_is_not_shared() -> None:
     _, num_keys, width = HEADS
     assert ours.make()[1].shape == (1, num_keys, PREFIX, width)
     assert built_in.make()[1].shape == (rows, num_keys, PREFIX + own, width)
+    held = mx.get_active_memory()  # by other tests of this process
     lines = lines_of(attention_case(BATCH, PREFIX, HEADS, mx.float32, "reference"))
     copies = sum(array.nbytes for array in built_in.make())
-    assert lines[1].peak_bytes >= copies
-    assert lines[0].peak_bytes < copies / 2
+    assert lines[1].peak_bytes - held >= copies
+    assert lines[0].peak_bytes - held < copies / 2
 
 
 def test_the_head_in_several_blocks_gives_what_it_gives_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
