@@ -7,8 +7,19 @@ from typing import Final
 BATCH_SIZE: Final = "auto"
 """The most rows computed together: as many as memory allows."""
 
-DECODE_ROWS: Final = 8
-"""Prompts continued together where the user sets no ceiling (what mlx_lm.evaluate takes)."""
+DECODE_ROWS: Final = 32
+"""Prompts continued together where the user sets no ceiling and memory allows (as many as mlx-lm's
+batch_generate)."""
+
+SPECULATE: Final = "off"
+"""Whether answers are drafted from the text before them. Drafts change the shapes that a model computes, and with
+them its rounding: off, a run gives the same texts each time."""
+
+RUN_TOKENS: Final = 1024
+"""What a further run of rows costs in a decoding step, in tokens of KV read: a prefix that saves fewer is copied."""
+
+EXPECTED_TOKENS: Final = 1024
+"""Tokens of an answer that memory is set aside for when a row joins; answers whose limit is lower need no more."""
 
 MAX_LENGTH: Final = 2048
 """Context window in tokens where neither the model's configuration nor its tokenizer names one
@@ -77,3 +88,15 @@ DEMO_SOURCE: Final = "demo"
 
 SEED: Final = 1234
 """For sampled generation and few-shot selection (lm-eval's own default for all but Python's `random`)."""
+
+BENCH_BATCH_SIZES: Final = (1, 8, 32)
+"""Prompts that are there at once when speed is measured."""
+
+BENCH_PROMPT_LENGTHS: Final = (128, 512)
+"""Their lengths in tokens."""
+
+BENCH_GEN_TOKENS: Final = 64
+"""Tokens of each answer then."""
+
+BENCH_REPEAT: Final = 3
+"""Timed runs of which the median counts."""

@@ -52,7 +52,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn. Temperature 0 is greedy and ignores the rest."""
+    """How the next token is drawn. Temperature 0 is greedy and ignores all but the penalty."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -61,11 +61,18 @@ class Sampling:
     min_p: float = 0.0
     seed: int = 0
     """The same seed, prompt and options give the same text whatever else is in the batch."""
+    repetition_penalty: float = 1.0
+    """Divides the logits above 0 of the ids in prompt and answer, multiplies those below; greedy decoding too."""
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is taken at every step."""
+        """Whether the most probable token is taken at every step, after the penalty if there is one."""
         return self.temperature == 0.0
+
+    @property
+    def takes_largest(self) -> bool:
+        """Whether the token of the largest logit is taken at every step, whatever came before."""
+        return self.is_greedy and self.repetition_penalty == 1.0
 
     def with_seed(self, seed: int) -> Sampling:
         """The same with another seed."""

@@ -27,7 +27,7 @@ def model_digest(directory: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-class Store:
+class Documents:
     """A folder with one file for each work, backend and key: what the measurement depends on."""
 
     def __init__(self, folder: Path) -> None:
@@ -38,15 +38,28 @@ class Store:
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         return self._folder / f"{work}-{backend}-{digest[:8]}.json"
 
-    def write(self, work: str, backend: str, key: Mapping[str, Any], found: Measurement) -> None:
-        """Keep a measurement with what it depends on."""
-        content = {"key": dict(key), "measurement": asdict(found)}
+    def write_document(self, work: str, backend: str, key: Mapping[str, Any], found: Any) -> None:
+        """Keep what JSON can hold, with what it depends on."""
+        content = {"key": dict(key), "measurement": found}
         self._file(work, backend, key).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
-    def read(self, work: str, backend: str, key: Mapping[str, Any]) -> Measurement | None:
-        """A measurement whose key is equal; None where there is none."""
+    def read_document(self, work: str, backend: str, key: Mapping[str, Any]) -> Any:
+        """What was kept with an equal key; None where nothing was."""
         file = self._file(work, backend, key)
         if not file.is_file():
             return None
         content = json.loads(file.read_text(encoding="utf-8"))
-        return Measurement.from_dict(content["measurement"]) if content["key"] == dict(key) else None
+        return content["measurement"] if content["key"] == dict(key) else None
+
+
+class Store(Documents):
+    """Measurements of scoring."""
+
+    def write(self, work: str, backend: str, key: Mapping[str, Any], found: Measurement) -> None:
+        """Keep a measurement with what it depends on."""
+        self.write_document(work, backend, key, asdict(found))
+
+    def read(self, work: str, backend: str, key: Mapping[str, Any]) -> Measurement | None:
+        """A measurement whose key is equal; None where there is none."""
+        found = self.read_document(work, backend, key)
+        return None if found is None else Measurement.from_dict(found)

@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -139,6 +140,20 @@ def build_works(recipes: Mapping[str, Recipe], reference: Path) -> dict[str, Wor
     Raises:
         subprocess.CalledProcessError: the task files could not be written.
     """
+    with offline_tasks(reference) as manager:
+        return {name: _record(name, recipe, manager) for name, recipe in recipes.items()}
+
+
+@contextmanager
+def offline_tasks(reference: Path) -> Iterator[Any]:
+    """lm-eval's task manager for the tasks of a reference folder, as long as the block runs.
+
+    Args:
+        reference: a folder with `offline_tasks.py`, which writes task files over the rows in its `data`.
+
+    Raises:
+        subprocess.CalledProcessError: the task files could not be written.
+    """
     os.environ.update(QUIET)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     from mlx_eval.harness.tasks import task_manager
@@ -149,19 +164,26 @@ def build_works(recipes: Mapping[str, Recipe], reference: Path) -> dict[str, Wor
             check=True,
             stdout=subprocess.DEVNULL,
         )
-        manager = task_manager(folder, include_defaults=False)
-        return {name: _record(name, recipe, manager) for name, recipe in recipes.items()}
+        yield task_manager(folder, include_defaults=False)
 
 
-def _record(name: str, recipe: Recipe, manager: Any) -> Work:
-    """What lm-eval's evaluator asks of a backend for one recipe."""
+def requests_of(recipe: Recipe, manager: Any) -> tuple[str, list[Any]]:
+    """What lm-eval's evaluator asks of a backend for one recipe.
+
+    Args:
+        recipe: of a task that asks requests of one kind.
+        manager: lm-eval's task manager.
+
+    Returns:
+        The kind, and lm-eval's instances in its order.
+    """
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
 
     asked: dict[str, list[Any]] = {}
 
     class Recorder(LM):  # type: ignore[misc]  # lm_eval has no type marker
-        """Answers zero and remembers the questions."""
+        """Answers nothing of worth and remembers the questions."""
 
         def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
             asked.setdefault("loglikelihood", []).extend(requests)
@@ -172,7 +194,8 @@ def _record(name: str, recipe: Recipe, manager: Any) -> Work:
             return [0.0] * len(requests)
 
         def generate_until(self, requests: list[Any]) -> list[str]:
-            raise NotImplementedError("only scoring is compared")
+            asked.setdefault("generate_until", []).extend(requests)
+            return [""] * len(requests)
 
     simple_evaluate(
         model=Recorder(),
@@ -184,10 +207,16 @@ def _record(name: str, recipe: Recipe, manager: Any) -> Work:
         log_samples=False,
     )
     ((kind, requests),) = asked.items()
+    return kind, requests
+
+
+def _record(name: str, recipe: Recipe, manager: Any) -> Work:
+    """The requests of a recipe as a work."""
+    kind, requests = requests_of(recipe, manager)
     number: dict[Any, int] = {}
     return Work(
         name=name,
-        kind=kind,  # type: ignore[arg-type]  # one of the two methods' names
+        kind=kind,  # type: ignore[arg-type]  # one of the two scoring methods' names
         texts=tuple(tuple(request.args) for request in requests),
         questions=tuple(number.setdefault(request.doc_id, len(number)) for request in requests),
         max_length=recipe.max_length,

@@ -10,6 +10,7 @@ from mlx_eval_kernels.logprob import NO_TARGET as NO_TARGET
 from mlx_eval_kernels.logprob import LogProb as LogProb
 from mlx_eval_kernels.logprob import logprob as logprob
 from mlx_eval_kernels.prefix_attention import prefix_attention as prefix_attention
+from mlx_eval_kernels.prefix_attention import row_attention as row_attention
 
 __all__ = [
     "NO_TARGET",
@@ -22,4 +23,5 @@ __all__ = [
     "linear_logprob",
     "logprob",
     "prefix_attention",
+    "row_attention",
 ]

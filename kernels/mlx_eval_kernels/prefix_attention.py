@@ -128,18 +128,61 @@ def by_reference(
     far, far_sum = (
         part.reshape(heads, groups, batch, length, -1).transpose(2, 0, 1, 3, 4) for part in (far, far_sum)
     )  # [B, H, G, T, E], [B, H, G, T, 1]
-    near, near_sum = _attend(
-        grouped.reshape(batch, heads, groups * length, width),
-        keys,
-        values,
-        _grouped_mask(mask, groups, keys, length),
-    )
+    near, near_sum = _attend_grouped(grouped, keys, values, mask)
     near, near_sum = near.reshape(far.shape), near_sum.reshape(far_sum.shape)
     weight = mx.sigmoid(far_sum - near_sum)
     merged = far * weight + near * (1 - weight)
     if sinks is not None:
         merged = merged * mx.sigmoid(mx.logaddexp(far_sum, near_sum) - sinks.reshape(1, heads, groups, 1, 1))
     return merged.astype(queries.dtype).reshape(batch, num_queries, length, -1)
+
+
+def row_attention(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Attend to own keys alone, in plain MLX, with grouped-query heads.
+
+    For the CPU device, where MLX's own attention takes twice as long for rows of a token or a few
+    (benchmarks/row_attention.py); on Metal `mx.fast.scaled_dot_product_attention` is a kernel.
+
+    Args:
+        queries: [B, G * H, T, D], G of them for each head of keys.
+        keys: [B, H, S, D]
+        values: [B, H, S, E]
+        scale: of the products of queries and keys.
+        mask: which keys a query sees, at least one: boolean, broadcastable to [B, 1, T, S]; None: all.
+        sinks: [G * H] scores that take part in each head's softmax and add nothing to its mean; None: there are none.
+
+    Returns:
+        [B, G * H, T, E] in the type of `queries`; the sums are taken in float32.
+    """
+    batch, num_queries, length, width = queries.shape
+    heads = keys.shape[1]
+    grouped = (queries * scale).reshape(batch, heads, num_queries // heads, length, width)
+    mixed, total = _attend_grouped(grouped, keys, values, mask)
+    mixed = mixed.reshape(batch, num_queries, length, -1)
+    if sinks is not None:
+        mixed = mixed * mx.sigmoid(total.reshape(batch, num_queries, length, 1) - sinks.reshape(1, -1, 1, 1))
+    return mixed.astype(queries.dtype)
+
+
+def _attend_grouped(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None
+) -> tuple[mx.array, mx.array]:
+    """Attention [B, H, G * T, E] of scaled queries [B, H, G, T, D] and the logsumexp [B, H, G * T, 1] of its scores."""
+    batch, heads, groups, length, width = queries.shape
+    return _attend(
+        queries.reshape(batch, heads, groups * length, width),
+        keys,
+        values,
+        _grouped_mask(mask, groups, keys, length),
+    )
 
 
 def _in_blocks(queries: mx.array, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

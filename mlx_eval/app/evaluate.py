@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from mlx_eval.app.awake import kept_awake
 from mlx_eval.engine.known import model_identity, remember_source
 from mlx_eval.engine.sharing import describe
 from mlx_eval.errors import InputError, OutputError
@@ -88,6 +89,29 @@ def evaluate(
     started = time.time() - stopwatch.seconds["imports"]
     _check(job)
     folder = None if job.output_path is None else open_folder(job.output_path)
+    with kept_awake(on_stage):
+        return _evaluate(job, folder, on_stage, stopwatch=stopwatch, began=began, started=started)
+
+
+def _evaluate(
+    job: Job,
+    folder: Path | None,
+    on_stage: Callable[[str], None],
+    *,
+    stopwatch: Stopwatch,
+    began: float,
+    started: float,
+) -> Outcome:
+    """Do a job whose options are known to be right.
+
+    Args:
+        job: what to do.
+        folder: where its files go.
+        on_stage: told what begins.
+        stopwatch: of the whole run.
+        began: when the program started, as `time.perf_counter` counts.
+        started: the same as `time.time` counts.
+    """
     on_stage("reading lm-eval's task files and the data")
     tasks = load_tasks(job, stopwatch)
     on_stage(f"loading {job.model}")
@@ -191,7 +215,7 @@ def _record(job: Job, lm: MLXEvalLM, started: float, fingerprint: str) -> dict[s
         "command": list(job.command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "versions": versions(),
-        "device": _device(),
+        "device": describe_device(),
         "model": {
             "source": job.model,
             "fingerprint": fingerprint,
@@ -230,7 +254,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _device() -> dict[str, Any]:
+def describe_device() -> dict[str, Any]:
+    """What the numbers of a run depend on beside the versions: the machine and how it computes."""
     device = runtime.device()
     return {
         "name": device.name,
@@ -244,12 +269,12 @@ def _device() -> dict[str, Any]:
 
 def _rates(statistics: Mapping[str, Any]) -> dict[str, float]:
     """Tokens a second of wall time: scored ones, padding aside, and generated ones."""
-    pairs = {"score": "computed", "generate": "generated"}
-    return {
-        stage: round(statistics["tokens"].get(kind, 0) / statistics["seconds"][stage], 1)
-        for stage, kind in pairs.items()
-        if statistics["seconds"].get(stage)
+    tokens = {
+        "score": statistics["tokens"].get("computed", 0),
+        "generate": statistics["decoding"]["generated_tokens"],
     }
+    seconds = statistics["seconds"]
+    return {stage: round(count / seconds[stage], 1) for stage, count in tokens.items() if seconds.get(stage)}
 
 
 def _peak_memory() -> dict[str, int]:

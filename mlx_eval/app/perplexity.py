@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from mlx_eval.app.awake import kept_awake
 from mlx_eval.errors import InputError
 from mlx_eval.harness.lm import MLXEvalLM
 
@@ -69,8 +71,15 @@ def read_text(path: str | Path) -> str:
     return text
 
 
-def text_perplexity(lm: MLXEvalLM, text: str) -> Perplexity:
+def text_perplexity(
+    lm: MLXEvalLM, text: str, on_stage: Callable[[str], None] = lambda text: None
+) -> Perplexity:
     """Score `text` in windows of the model's length, every token once.
+
+    Args:
+        lm: the backend.
+        text: not empty.
+        on_stage: told what begins, for somebody who waits.
 
     Raises:
         InputError: the tokenizer makes no token of it.
@@ -78,5 +87,6 @@ def text_perplexity(lm: MLXEvalLM, text: str) -> Perplexity:
     num_tokens = lm.count_rolling_tokens(text)
     if num_tokens == 0:
         raise InputError("the tokenizer makes no tokens of this text: there is nothing to score")
-    total = lm.loglikelihood_rolling([SimpleNamespace(args=(text,))])[0]
+    with kept_awake(on_stage):
+        total = lm.loglikelihood_rolling([SimpleNamespace(args=(text,))])[0]
     return Perplexity(num_tokens, len(text.encode()), -total)

@@ -33,8 +33,8 @@ def show(forecast: Forecast) -> None:
     if forecast.generation is not None:
         work = forecast.generation
         print(
-            f"generate_until: {work.num_requests:,} prompts, {work.prompt_tokens:,} tokens; "
-            f"at most {work.max_tokens:,} tokens of answers"
+            f"generate_until: {work.num_requests:,} prompts, {work.prompt_tokens:,} tokens "
+            f"({work.unique_tokens:,} unique); at most {work.max_tokens:,} tokens of answers"
         )
     print()
     for line in sharing_lines(forecast):

@@ -40,8 +40,10 @@ def prompt_interrupt(message: Callable[[], str]) -> Iterator[None]:
     def watch() -> None:
         while signals := ours.recv(1):
             if signals[0] == signal.SIGINT and not finished.wait(GRACE_SECONDS):
-                print(f"mlx_eval: {message()}", file=sys.stderr, flush=True)
-                os._exit(INTERRUPTED)
+                try:
+                    print(f"mlx_eval: {message()}", file=sys.stderr, flush=True)
+                finally:  # it ends, whatever the message ran into
+                    os._exit(INTERRUPTED)
 
     thread = threading.Thread(target=watch, name="interrupt", daemon=True)
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)

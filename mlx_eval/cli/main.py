@@ -16,7 +16,7 @@ from mlx_eval.cli.interrupt import INTERRUPTED, prompt_interrupt
 from mlx_eval.cli.parser import Parser, parse, print_error
 from mlx_eval.errors import MissingDependencyError, MlxEvalError
 
-COMMANDS = ("run", "presets", "tasks", "summarize", "perplexity", "convert", "doctor", "lm_eval")
+COMMANDS = ("run", "presets", "tasks", "summarize", "perplexity", "bench", "convert", "doctor", "lm_eval")
 """Modules of this package, in the order of the help text."""
 
 PASSED_ON = ("lm-eval", "lm_eval")
@@ -118,7 +118,10 @@ def build_parser() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
 
 
 def interrupt_message(arguments: argparse.Namespace) -> str:
-    """What Ctrl-C leaves behind."""
+    """What Ctrl-C leaves behind; a command that has something to hand over does so now."""
+    if (hand_over := getattr(arguments, "interrupted", None)) is not None:
+        text: str = hand_over()
+        return text
     cache = getattr(arguments, "use_cache", None)
     database = f"{cache}_rank0.db"
     kept = f"; the answers so far are in {database}" if cache and os.path.exists(database) else ""

@@ -149,6 +149,21 @@ def not_negative(text: str) -> int:
     return _whole(text, 0)
 
 
+def positive(text: str) -> int:
+    """A whole number of 1 or more."""
+    return _whole(text, 1)
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """Whole numbers of 1 or more with commas between them, each once."""
+    return tuple(dict.fromkeys(positive(part.strip()) for part in text.split(",")))
+
+
+def answer_length(text: str) -> int:
+    """Tokens of an answer of which the first is not timed: a whole number of 2 or more."""
+    return _whole(text, 2)
+
+
 def window(text: str) -> int:
     """Tokens of a context window: a whole number of 2 or more."""
     return _whole(text, 2)

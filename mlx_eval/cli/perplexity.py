@@ -14,6 +14,7 @@ from mlx_eval.cli.parser import (
     rows,
     window,
 )
+from mlx_eval.cli.run import say
 
 EXAMPLES = """\
 examples:
@@ -57,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     options = {name: getattr(arguments, name) for name in ("batch_size", "max_length")}
     options = {name: value for name, value in options.items() if value is not None}
     assert source is not None
-    result = text_perplexity(MLXEvalLM(load_model(source, **loading_options(arguments)), **options), text)
+    lm = MLXEvalLM(load_model(source, **loading_options(arguments)), **options)
+    result = text_perplexity(lm, text, say)
     if arguments.json:
         print(json.dumps(result.as_dict(), indent=2))
         return 0

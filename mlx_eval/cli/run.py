@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from mlx_eval import config
 from mlx_eval.cli.parser import (
     Subparsers,
     add_loading_arguments,
@@ -86,6 +87,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "--low_memory_head",
         action="store_true",
         help="score without a block of logits: saves its memory, not time, and is not there for all models",
+    )
+    engine.add_argument(
+        "--speculate",
+        metavar="off|auto|N",
+        help=f"draft greedy answers from the text before them, N tokens or as many as pay, and verify them: the same "
+        f"texts but for ties that rounding decides (default: {config.SPECULATE})",
     )
     engine.add_argument(
         "--dry_run",
@@ -192,6 +199,7 @@ def _job(arguments: argparse.Namespace) -> Any:
         "add_bos_token": arguments.add_bos_token,
         "seed": None if arguments.seed is None else arguments.seed[2],
         "low_memory_head": arguments.low_memory_head or None,
+        "speculate": arguments.speculate,
     }
     model = model_of(arguments)
     if model is None and arguments.preset == DEMO_SOURCE:

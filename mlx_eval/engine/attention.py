@@ -20,9 +20,10 @@ from typing import Any, Final
 
 import mlx.core as mx
 from mlx import nn
-from mlx_eval_kernels import prefix_attention
+from mlx_eval_kernels import prefix_attention, row_attention
 
-from mlx_eval.engine.branch import BranchCache
+from mlx_eval.engine.branch import BranchCache, behind
+from mlx_eval.engine.slots import Run, SlotCache
 
 NAME: Final = "scaled_dot_product_attention"
 """Of the function in mlx-lm's modules that is exchanged."""
@@ -32,7 +33,7 @@ ONE_AT_A_TIME: Final = threading.RLock()
 
 @contextlib.contextmanager
 def prefix_attention_in(model: nn.Module) -> Iterator[None]:
-    """Let the attention of `model` read the prefixes of `BranchCache` objects while the block runs."""
+    """Let the attention of `model` read the prefixes of `BranchCache` and `SlotCache` while the block runs."""
     from mlx_lm.models import base
 
     original = getattr(base, NAME)
@@ -66,6 +67,8 @@ def _with_prefixes(original: Callable[..., mx.array]) -> Callable[..., mx.array]
         mask: mx.array | str | None,
         sinks: mx.array | None = None,
     ) -> mx.array:
+        if isinstance(cache, SlotCache):
+            return _over_runs(original, queries, cache, scale=scale, mask=mask, sinks=sinks)
         if not (isinstance(cache, BranchCache) and cache.splits_attention and cache.prefix is not None):
             return original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
         if isinstance(mask, mx.array) and not any(mask is known for known in cache.layout.masks):
@@ -78,3 +81,48 @@ def _with_prefixes(original: Callable[..., mx.array]) -> Callable[..., mx.array]
         return prefix_attention(queries, *cache.prefix, keys, values, scale=scale, mask=mask, sinks=sinks)
 
     return attention
+
+
+def _over_runs(
+    original: Callable[..., mx.array],
+    queries: mx.array,
+    cache: SlotCache,
+    *,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    """Attention [B, H, T, E] of rows that are decoded together, run by run.
+
+    The mask that the model hands over only says which window it wants; each run has one of its own.
+    """
+    table = cache.table
+    window = table.window_of(mask) if isinstance(mask, mx.array) else cache.window
+    parts = [
+        _of_run(original, queries[run.begin : run.end], cache, run, window, scale=scale, sinks=sinks)
+        for run in table.runs
+    ]
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+def _of_run(
+    original: Callable[..., mx.array],
+    queries: mx.array,
+    cache: SlotCache,
+    run: Run,
+    window: int | None,
+    *,
+    scale: float,
+    sinks: mx.array | None,
+) -> mx.array:
+    keys, values = cache.of_run(run)
+    mask = cache.table.run_mask(run, cache.window, window)
+    prefix = cache.prefix_of(run)
+    if prefix is not None and cache.table.hides_prefix(run, cache.window, window):
+        keys, values = behind(prefix[0], keys), behind(prefix[1], values)
+        prefix = None
+    if prefix is None:
+        if run.num_rows > 1 and mx.default_device() == mx.Device(mx.cpu):
+            return row_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+        return original(queries, keys, values, cache=None, scale=scale, mask=mask, sinks=sinks)
+    return prefix_attention(queries, *prefix, keys, values, scale=scale, mask=mask, sinks=sinks)

@@ -142,7 +142,7 @@ class BranchCache:
         """Keys and values [B, H, S, D] behind the prefix; its copies last as long as one layer."""
         if self.prefix is None:
             return keys, values
-        return _behind(self.prefix[0], keys), _behind(self.prefix[1], values)
+        return behind(self.prefix[0], keys), behind(self.prefix[1], values)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add keys and values [B, H, T, D]; returns those to attend to."""
@@ -185,7 +185,7 @@ class BranchCache:
         return self.keys is None and self.prefix is None
 
 
-def _behind(prefix: mx.array, rows: mx.array) -> mx.array:
+def behind(prefix: mx.array, rows: mx.array) -> mx.array:
     """[1, H, P, D] and [B, H, S, D] -> [B, H, P + S, D]."""
     copies = mx.broadcast_to(prefix, (rows.shape[0], *prefix.shape[1:]))
     return mx.concatenate([copies, rows], axis=-2)

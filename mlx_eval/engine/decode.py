@@ -1,32 +1,39 @@
-"""Continues prompts, in batches that refill as rows end. Knows requests, stops and texts.
+"""Continues prompts, in batches that refill as rows end. Knows requests and batches; computes nothing itself.
 
-`steps.py` computes the tokens; this module decides which rows are in the batch and when one is done. Models whose
-rows mlx-lm cannot compute side by side are decoded a row at a time.
+`arrivals.py` reads the prompts, `steps.py` computes the tokens, `answers.py` says when a row is done. Models whose
+rows cannot be computed side by side are decoded a row at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import math
-from collections import deque
+import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Final
 
+import mlx.core as mx
+import numpy as np
 from mlx import nn
 
-from mlx_eval.engine import budget
-from mlx_eval.engine.sampling import row_sampler
-from mlx_eval.engine.steps import RowBatch, RowStart, Token
-from mlx_eval.engine.stops import AnswerText, Decode, Thinking
-from mlx_eval.engine.together import decodes_together
-from mlx_eval.errors import ModelError
+from mlx_eval import config
+from mlx_eval.engine import attention, budget
+from mlx_eval.engine.answers import UNDEFINED, AnswerRow
+from mlx_eval.engine.arrivals import Arrivals
+from mlx_eval.engine.counts import DecodeCounts
+from mlx_eval.engine.execute import FAILURES
+from mlx_eval.engine.prefill import read_alone
+from mlx_eval.engine.row_caches import PlainCaches, ReadRows, RowCaches
+from mlx_eval.engine.sharing import ModelSharing, find_sharing
+from mlx_eval.engine.speculation import Speculation
+from mlx_eval.engine.steps import RowBatch, Token
+from mlx_eval.engine.stops import Decode, Thinking
+from mlx_eval.engine.together import Decoding, find_decoding
+from mlx_eval.errors import OutOfMemoryError
+from mlx_eval.models.head import RowHead
 from mlx_eval.records import Generation, GenerationRequest
 
 logger = logging.getLogger(__name__)
-
-UNDEFINED: Final = "undefined"
-"""The finish reason of a row whose next token the model gives no distribution for. It never leaves this module."""
 
 OnGeneration = Callable[[int, Generation], None]
 
@@ -34,15 +41,34 @@ OnGeneration = Callable[[int, Generation], None]
 class Decoder:
     """Continues prompts with one model."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Prepare an mlx-lm model for decoding."""
+    def __init__(
+        self,
+        model: nn.Module,
+        sharing: ModelSharing | None = None,
+        *,
+        speculate: int | None = 0,
+        counts: DecodeCounts | None = None,
+    ) -> None:
+        """Prepare an mlx-lm model for decoding.
+
+        Args:
+            model: an mlx-lm model.
+            sharing: what it allows, from an earlier self-test; None: it is tested when needed.
+            speculate: the most tokens that are drafted of a greedy row from its own text; 0: none; None: as many
+                as pay.
+            counts: grow as the decoder works; None: counts of its own.
+        """
         self._model = model
+        self._given_sharing = sharing
+        self._speculate = speculate
+        self.counts = DecodeCounts() if counts is None else counts
+        """Of all runs."""
 
     def run(
         self,
         requests: Sequence[GenerationRequest],
         *,
-        batch_size: int,
+        batch_size: int | None,
         decode: Decode,
         eos_token_ids: Set[int],
         on_generation: OnGeneration,
@@ -51,11 +77,12 @@ class Decoder:
     ) -> None:
         """Continue every prompt until a stop text, an end-of-sequence token or its token limit.
 
-        A row that gives NaN beside others is continued once more by itself.
+        A row that gives NaN beside others is continued once more by itself. When memory runs out, unfinished rows go
+        on from where they are, fewer at a time.
 
         Args:
-            requests: prompts with their limits; in any order, the longest are started first.
-            batch_size: the most rows decoded together.
+            requests: prompts with their limits; in any order, those that may become longest are started first.
+            batch_size: the most rows decoded together; None: `config.DECODE_ROWS`, or as many as memory allows.
             decode: ids to text, special tokens left out.
             eos_token_ids: every id that ends a sequence.
             on_generation: called once for each request index as its row ends.
@@ -64,123 +91,225 @@ class Decoder:
 
         Raises:
             ModelError: the model computes NaN. Answers that are finished have been handed out by then.
+            OutOfMemoryError: there is not enough for one row.
         """
-        order = sorted(
-            range(len(requests)), key=lambda i: (-len(requests[i].prompt_ids), requests[i].prompt_ids)
-        )
-        rows = [_Row(i, requests[i], decode, eos_token_ids, thinking) for i in order]
+        rows = [
+            AnswerRow(index, request, decode, eos_token_ids, thinking)
+            for index, request in enumerate(requests)
+        ]
+        self.counts.prompt_tokens += sum(len(request.prompt_ids) for request in requests)
         num_repeated = 0
         with budget.wired(self._model):
-            for row, token, alone in self._steps(rows, batch_size):
-                on_tokens(1 if row.num_tokens else 1 + len(row.request.prompt_ids))
+            for row, token, alone in self._tokens(rows, batch_size):
+                on_tokens(1 if row.answer_ids else 1 + len(row.request.prompt_ids))
                 row.take(token)
                 ended = row
                 if row.finish_reason == UNDEFINED and not alone:
-                    ended = self._alone(row)
+                    ended = row.again()
+                    for other in self._alone(ended):
+                        ended.take(other)
                     num_repeated += 1
                 if ended.finish_reason:
+                    self.counts.generated_tokens += len(ended.answer_ids)
                     on_generation(ended.index, ended.result())
         if num_repeated:
             logger.warning("%d prompts gave NaN beside others and were continued by themselves", num_repeated)
 
-    def _steps(self, rows: Sequence[_Row], batch_size: int) -> Iterator[tuple[_Row, Token, bool]]:
-        """Yield each new token with its row and whether that is alone, until every row has a finish reason."""
-        rows_with_past = [row for row in rows if len(row.request.prompt_ids) > 1]
-        others = [row for row in rows if len(row.request.prompt_ids) == 1]
-        together = batch_size > 1 and len(rows_with_past) > 1 and self._decodes_together
-        for row, token in _tokens(self._model, rows_with_past, batch_size if together else 1):
-            yield row, token, not together
-        for row, token in _tokens(self._model, others, max_rows=1):  # `RowStart` says why
-            yield row, token, True
-
-    def _alone(self, row: _Row) -> _Row:
-        """The answer of a row that gave NaN, from the start and with no other row beside it."""
-        again = row.again()
-        for _, token in _tokens(self._model, [again], max_rows=1):
-            again.take(token)
-        return again
+    def check(self) -> None:
+        """Test the model now rather than in the first run."""
+        _ = self._decoding
 
     @functools.cached_property
-    def _decodes_together(self) -> bool:
-        """Whether mlx-lm continues rows of unequal length rightly side by side."""
-        together = decodes_together(self._model)
-        if not together:
-            logger.warning("mlx-lm cannot decode this model in batches: prompts are continued one at a time")
-        return together
+    def sharing(self) -> ModelSharing:
+        """How far the model's rows may share prefixes and batches."""
+        if self._given_sharing is not None:
+            return self._given_sharing
+        return find_sharing(self._model, RowHead(self._model, config.LOGITS_BYTES))
 
+    @functools.cached_property
+    def _decoding(self) -> Decoding:
+        """Whether rows of unequal length are continued rightly side by side."""
+        found = find_decoding(self._model, self.sharing)
+        if not found.together:
+            logger.warning(
+                "this model's rows cannot be decoded in batches: prompts are continued one at a time"
+            )
+        return found
 
-def _tokens(model: nn.Module, rows: Sequence[_Row], max_rows: int) -> Iterator[tuple[_Row, Token]]:
-    """The same, with at most `max_rows` in one batch."""
-    batch = RowBatch(model, merges=max_rows > 1)
-    waiting = deque(rows)
-    going: dict[int, _Row] = {}
-    while waiting or going:
-        joining = [waiting.popleft() for _ in range(min(len(waiting), max_rows - len(batch)))]
-        batch.join([row.start() for row in joining])
-        going |= {row.index: row for row in joining}
-        ended = set()
-        for token in batch.step():
-            row = going[token.row]
-            yield row, token
-            if row.finish_reason:
-                del going[token.row]
-                ended.add(token.row)
-        batch.leave(ended)
+    def _tokens(
+        self, rows: Sequence[AnswerRow], batch_size: int | None
+    ) -> Iterator[tuple[AnswerRow, Token, bool]]:
+        """Yield each new token with its row and whether that is alone, until every row has a finish reason."""
+        max_rows = config.DECODE_ROWS if batch_size is None else batch_size
+        left = list(rows)
+        while len(left) > 1 and max_rows > 1 and self._decoding.together:
+            left = [row for row in left if not row.finish_reason and self._has_past(row)]
+            try:
+                for row, token in self._together(left, max_rows):
+                    yield row, token, False
+            except FAILURES as error:
+                if not (isinstance(error, RuntimeError) and budget.is_out_of_memory(error)):
+                    logger.warning(
+                        "the model refuses a batch (%s): going on with one prompt at a time", error
+                    )
+                    break
+            left = [row for row in left if not row.finish_reason]
+            if left:
+                max_rows //= 2
+                self.counts.restarted_rows += sum(bool(row.answer_ids) for row in left)
+                logger.warning("memory ran out: going on with at most %d rows", max_rows)
+                mx.clear_cache()
+        for row in rows:
+            if not row.finish_reason:
+                for token in self._alone(row):
+                    yield row, token, True
 
+    def _has_past(self, row: AnswerRow) -> bool:
+        """Whether a batch can have the row: a recurrent state that has not begun is not the zeros of a batch."""
+        return len(row.ids) > 1 or self.sharing.keys_only
 
-class _Row:
-    """One prompt's answer while it grows."""
+    def _together(self, rows: Sequence[AnswerRow], max_rows: int) -> Iterator[tuple[AnswerRow, Token]]:
+        """The same for rows side by side; those that find no memory are left without a finish reason."""
+        arrivals = Arrivals(
+            self._model, self.sharing, rows, budget.scoring_limits(self.sharing.cache), max_rows
+        )
+        caches = RowCaches(self.sharing.caches(self._model))
+        batch = RowBatch(self._model, caches)
+        speculation = None
+        if self._speculate != 0 and self._decoding.drafts:
+            speculation = Speculation(self._speculate)
+        going = _Going(arrivals, caches, batch, speculation)
+        splits = self.sharing.way.splits_attention
+        try:
+            with attention.prefix_attention_in(self._model) if splits else contextlib.nullcontext():
+                while going.refill():
+                    yield from going.advance()
+        finally:
+            self._count(arrivals, batch)
+            self.counts.peak_rows = max(self.counts.peak_rows, going.peak_rows)
+            if speculation:
+                self.counts.drafted_tokens += speculation.drafted
+                self.counts.accepted_tokens += speculation.accepted
 
-    def __init__(
-        self,
-        index: int,
-        request: GenerationRequest,
-        decode: Decode,
-        eos_token_ids: Set[int],
-        thinking: Thinking | None,
-    ) -> None:
-        self.index = index
-        self.request = request
-        self.num_tokens = 0
-        self.finish_reason: str | None = None
-        """`stop`, `length` or `UNDEFINED`; None while the row goes on."""
-        self._decode = decode
-        self._eos_token_ids = eos_token_ids
-        self._thinking = thinking
-        self._answer = AnswerText(decode, request.stop, thinking, request.in_thinking)
+    def _count(self, arrivals: Arrivals, batch: RowBatch) -> None:
+        counts, prompts = self.counts, arrivals.counts
+        counts.unique_tokens += prompts.unique_tokens
+        counts.prefill_tokens += prompts.tokens
+        counts.prefill_padding += prompts.padding
+        counts.prefill_forwards += prompts.forwards
+        counts.steps += batch.num_steps
+        counts.discarded_tokens += batch.num_discarded
 
-    def again(self) -> _Row:
-        """The same row before its first token."""
-        return _Row(self.index, self.request, self._decode, self._eos_token_ids, self._thinking)
-
-    def start(self) -> RowStart:
-        """What the row is to a batch."""
-        request = self.request
-        return RowStart(self.index, request.prompt_ids, request.max_tokens, row_sampler(request.sampling))
-
-    def take(self, token: Token) -> None:
-        """Add one token; an end-of-sequence token is no part of the text."""
-        if not math.isfinite(token.logprob):
-            self.finish_reason = UNDEFINED
-            return
-        self.num_tokens += 1
-        if token.token_id in self._eos_token_ids or self._answer.push(token.token_id):
-            self.finish_reason = "stop"
-        elif self.num_tokens == self.request.max_tokens:
-            self.finish_reason = "length"
-
-    def result(self) -> Generation:
-        """The answer of a row that has a finish reason.
+    def _alone(self, row: AnswerRow) -> Iterator[Token]:
+        """The tokens of a row with no other beside it, in mlx-lm's own caches.
 
         Raises:
-            ModelError: it is that the model gives no next token.
+            OutOfMemoryError: memory does not hold it.
         """
-        assert self.finish_reason is not None
-        if self.finish_reason == UNDEFINED:
-            raise ModelError(
-                f"the model computes NaN or infinite logits after a prompt of {len(self.request.prompt_ids)} tokens "
-                f"and {self.num_tokens} of its answer: its weights are damaged, or overflow in half precision "
-                "(try --dtype float32)"
-            )
-        text, unfinished = self._answer.finish()
-        return Generation(text, self.num_tokens, self.finish_reason, unfinished)
+        batch = RowBatch(self._model, PlainCaches())
+        try:
+            ids = row.ids
+            layers = read_alone(self._model, ids[:-1])
+            batch.join([row.start()], ReadRows(np.array([len(ids) - 1], np.int32), None, layers))
+            self.counts.unique_tokens += len(ids)
+            self.counts.prefill_tokens += len(ids)
+            self.counts.peak_rows = max(self.counts.peak_rows, 1)
+            while not row.finish_reason:
+                yield from batch.step()
+            batch.leave({row.index})
+        except RuntimeError as error:
+            if not budget.is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(
+                f"memory holds the model, but not a prompt of {len(row.request.prompt_ids)} tokens and its answer "
+                "beside it: give a smaller --max_length, or quantise the model (--quantize 4)"
+            ) from error
+        finally:
+            self.counts.steps += batch.num_steps
+            self.counts.discarded_tokens += batch.num_discarded
+
+
+class _Going:
+    """Rows on their way through a batch."""
+
+    def __init__(
+        self, arrivals: Arrivals, caches: RowCaches, batch: RowBatch, speculation: Speculation | None
+    ) -> None:
+        self.peak_rows = 0
+        self._arrivals = arrivals
+        self._caches = caches
+        self._batch = batch
+        self._speculation = speculation
+        self._rows: dict[int, AnswerRow] = {}
+        self._is_short = False  # of memory: nothing joins any more
+        self._last_read = time.perf_counter()
+
+    def refill(self) -> bool:
+        """Have rows join; whether any is in the batch."""
+        if self._caches.nbytes > self._arrivals.rows_bytes and len(self._rows) > 1:
+            self._put_back()
+        while not self._is_short and (taken := self._arrivals.take(self._caches)):
+            rows, read = taken
+            self._batch.join([row.start() for row in rows], read)
+            for row in rows:
+                self._rows[row.index] = row
+                if self._speculation and row.is_plain:
+                    self._speculation.start(row.index, row.ids)
+        self.peak_rows = max(self.peak_rows, len(self._rows))
+        return bool(self._rows)
+
+    def advance(self) -> Iterator[tuple[AnswerRow, Token]]:
+        """Compute a step and yield the tokens of the one before it; of a step with drafts, its own."""
+        speculation = self._speculation
+        if speculation is None or not speculation.wants(len(self._batch)):
+            num_rows = len(self._batch)
+            yield from self._deliver(self._batch.step())
+            if speculation:
+                speculation.stepped(num_rows, self._seconds())
+            return
+        yield from self._deliver(self._batch.catch_up())
+        self._seconds()
+        num_rows = len(self._batch)
+        drafts = speculation.drafts(num_rows) if num_rows else {}
+        if drafts:
+            tokens = self._batch.verify(drafts)
+            counts = dict.fromkeys(drafts, -1)
+            for token in tokens:
+                if token.row in counts:
+                    counts[token.row] += 1
+            lengths = {row: len(draft) for row, draft in drafts.items()}
+            speculation.verified(num_rows, counts, lengths, self._seconds())
+            yield from self._deliver(tokens)
+
+    def _deliver(self, tokens: Sequence[Token]) -> Iterator[tuple[AnswerRow, Token]]:
+        """Yield tokens with their rows; those that are done then leave."""
+        ended = set()
+        for token in tokens:
+            row = self._rows.get(token.row)
+            if row is None:  # its answer ended before this one of several tokens
+                self._batch.num_discarded += 1
+                continue
+            yield row, token
+            if row.finish_reason:
+                del self._rows[row.index]
+                ended.add(row.index)
+            if self._speculation and row.is_plain:
+                if row.finish_reason:
+                    self._speculation.end(row.index)
+                else:
+                    self._speculation.push(row.index, [token.token_id])
+        self._batch.leave(ended)
+
+    def _put_back(self) -> None:
+        """Let the half of the rows go that have the shortest answers."""
+        self._is_short = True
+        rows = sorted(self._rows.values(), key=lambda row: len(row.answer_ids))[: len(self._rows) // 2]
+        for row in rows:
+            del self._rows[row.index]
+        self._batch.leave({row.index for row in rows})
+
+    def _seconds(self) -> float:
+        """Since the last time that this was asked."""
+        now = time.perf_counter()
+        seconds, self._last_read = now - self._last_read, now
+        return seconds

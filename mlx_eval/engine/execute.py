@@ -19,9 +19,9 @@ from mlx import nn
 from mlx_eval_kernels import NO_TARGET, Head, LogProb, linear_logprob, logprob
 
 from mlx_eval.engine import attention, kv
-from mlx_eval.engine.batches import Batch, RowKey, ScoringPlan
-from mlx_eval.engine.branch import Layout
+from mlx_eval.engine.batches import Batch, ScoringPlan
 from mlx_eval.engine.budget import is_out_of_memory
+from mlx_eval.engine.held import Held
 from mlx_eval.models.head import RowHead
 from mlx_eval.records import Score, ScoringRequest
 
@@ -110,14 +110,13 @@ class Executor:
         """
         self._model = model
         self._head = head
-        self._factory = factory
+        self._splits_attention = factory.splits_attention
+        self._held = Held(factory)
         self._plan = plan
         self._requests = requests
         self._tally = tally
         self._on_tokens = on_tokens
         self._output_layer = output_layer
-        self._states: dict[int, kv.State] = {}
-        self._prefixes: dict[RowKey, kv.Prefix] = {}
 
     def run(self) -> None:
         """Run every batch.
@@ -127,7 +126,7 @@ class Executor:
             RuntimeError: memory ran out, among others.
         """
         running: _Running | None = None
-        splits = self._factory.splits_attention
+        splits = self._splits_attention
         with attention.prefix_attention_in(self._model) if splits else contextlib.nullcontext():
             for index, batch in enumerate(self._plan.batches):
                 started = self._start(index, batch)
@@ -149,8 +148,8 @@ class Executor:
     def _send(self, index: int, batch: Batch) -> _Running:
         """Send a batch to the device without waiting for it."""
         wanted = _wanted_positions(batch, self._requests)
-        layout, caches = self._caches(batch)
-        kv.prepare(caches, layout.lengths, batch.length)
+        state = self._held.start(batch)
+        caches = state.caches
         order: list[int] = []
         blocks: list[tuple[mx.array, mx.array]] = []
         tokens = mx.array(self._plan.token_array(batch))  # [B, T]
@@ -168,7 +167,7 @@ class Executor:
             if end < batch.length:  # what a step needs in between is free again before the next one
                 mx.eval(kv.arrays_of(caches))
         kv.finalize(caches)
-        self._keep(index, batch, kv.State(layout, batch.length, caches))
+        self._held.keep(index, batch, state)
         return _Running(batch, wanted, order, blocks)
 
     def _score(
@@ -191,39 +190,6 @@ class Executor:
         for logits in self._head.logits(piece, rows, caches):
             yield logprob(logits, mx.array(targets[done : done + logits.shape[0]]))
             done += logits.shape[0]
-
-    def _caches(self, batch: Batch) -> tuple[Layout, list[Any]]:
-        """Where the rows of a batch stand, and the cache objects that they go on from."""
-        rows = batch.rows
-        parents: dict[int, list[int]] = {}
-        for row in rows:
-            if row.parent is not None:
-                parents.setdefault(row.parent.batch, []).append(row.parent.row)
-        sources = [(self._states[key], np.array(taken, np.int32)) for key, taken in parents.items()]
-        layout = kv.next_layout(
-            np.array([row.start for row in rows], np.int32),
-            np.array([row.length for row in rows], np.int32),
-            batch.prefix_len,
-            sources,
-        )
-        prefix = None if batch.prefix is None else self._prefixes[batch.prefix]
-        return layout, self._factory.start(layout, prefix, sources)
-
-    def _keep(self, index: int, batch: Batch, state: kv.State) -> None:
-        """Hold what later batches go on from, drop what none needs any more."""
-        before = None if batch.prefix is None else self._prefixes[batch.prefix]
-        if batch.is_parent:
-            self._states[index] = state
-            mx.async_eval(kv.arrays_of(state.caches))
-        for row in batch.new_prefixes:
-            prefix = self._factory.prefix(state, row, before)
-            self._prefixes[RowKey(index, row)] = prefix
-            mx.async_eval(prefix.arrays())
-        for key in batch.frees:
-            if isinstance(key, RowKey):
-                del self._prefixes[key]
-            else:
-                del self._states[key]
 
     def _finish(self, running: _Running) -> None:
         """Wait for a batch and hand out its scores."""

@@ -70,7 +70,11 @@ class Forest:
 
 
 def build_forest(
-    requests: Sequence[ScoringRequest], split_tokens: float, *, joins_inputs: bool = True
+    requests: Sequence[ScoringRequest],
+    split_tokens: float,
+    *,
+    joins_inputs: bool = True,
+    keeps_ends: bool = False,
 ) -> Forest:
     """Share every common prefix for which a split pays.
 
@@ -80,6 +84,7 @@ def build_forest(
             of its children. `NO_SHARING` yields one root for each input that is no prefix of another.
         joins_inputs: whether an input may be a part of another one's row. False, for models in which a token
             changes those before it: one root for each distinct input.
+        keeps_ends: whether a node ends wherever an input does, whatever the split costs.
     """
     keys, owners = _distinct_inputs(requests)
     sequences = tuple(np.frombuffer(key, dtype=">i4").astype(np.int32) for key in keys)
@@ -91,7 +96,7 @@ def build_forest(
         for index in indices:
             _place_answers(end, index, requests[index])
     return Forest(
-        roots=tuple(_settle([place.node for place in roots], split_tokens)),
+        roots=tuple(_settle([place.node for place in roots], split_tokens, keeps_ends)),
         sequences=sequences,
         unique_tokens=unique,
         naive_tokens=sum(num_input_tokens(request) for request in requests),
@@ -187,13 +192,14 @@ def _place_answers(end: _Place, index: int, request: ScoringRequest) -> None:
         place = place.parent
 
 
-def _settle(roots: list[Node], split_tokens: float) -> list[Node]:
+def _settle(roots: list[Node], split_tokens: float, keeps_ends: bool) -> list[Node]:
     """Join nodes where a split does not pay, from the leaves upwards."""
     top = Node(0, 0, 0, roots)
     for node in reversed(list(walk([top]))):
         children: list[Node] = []
         for child in node.children:
-            if child.children and _saves(child) < max(split_tokens, 1):
+            stays = not child.children or (keeps_ends and child.answers)
+            if not stays and _saves(child) < max(split_tokens, 1):
                 _push_down(child, child.children)
                 children += child.children
             else:

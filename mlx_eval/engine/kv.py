@@ -8,7 +8,7 @@ may go on from prefixes of any length; everything else is copied as a whole (`ro
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ class CacheFactory:
         self._model = model
         self._branches = branches
         self.splits_attention = splits_attention
-        self.keys_only = branches and all(map(_is_branch, _leaves(self._fresh())))
+        self.keys_only = branches and all(map(_is_branch, leaves(self.fresh())))
         """Whether everything that a row remembers is keys and values."""
 
     def start(
@@ -77,7 +77,7 @@ class CacheFactory:
                 that go on from the prefix itself.
         """
         num_direct = layout.num_rows - sum(rows.size for _, rows in parents)
-        return self._start_all(self._fresh(), layout, prefix, parents, num_direct)
+        return self._start_all(self.fresh(), layout, prefix, parents, num_direct)
 
     def _start_all(
         self, fresh: Sequence[Any], layout: Layout, prefix: Any, parents: Sequence[Any], num_direct: int
@@ -116,7 +116,8 @@ class CacheFactory:
         length = state.layout.prefix_len + slots.size
         return Prefix(length, _prefix_all(state.caches, row, slots, before))
 
-    def _fresh(self) -> list[Any]:
+    def fresh(self) -> list[Any]:
+        """Caches of a model that has read nothing: `BranchCache` for keys and values, else mlx-lm's own."""
         from mlx_lm.models.cache import make_prompt_cache
 
         made = make_prompt_cache(self._model)
@@ -155,14 +156,14 @@ def prepare(caches: Sequence[Any], lengths: Int32Array, length: int) -> None:
     if (lengths == length).all():
         return
     padding = length - lengths
-    for cache in _leaves(caches):
+    for cache in leaves(caches):
         if hasattr(cache, "prepare"):
             cache.prepare(lengths=lengths.tolist(), right_padding=padding.tolist())
 
 
 def finalize(caches: Sequence[Any]) -> None:
     """Tell caches that ask for it that the padded tokens were read."""
-    for cache in _leaves(caches):
+    for cache in leaves(caches):
         if hasattr(cache, "finalize"):
             cache.finalize()
 
@@ -171,17 +172,32 @@ def arrays_of(caches: Sequence[Any]) -> list[mx.array]:
     """Every array that cache objects hold, for evaluation."""
     return [
         array
-        for cache in _leaves(caches)
+        for cache in leaves(caches)
         for array in arrays_in(cache.state if isinstance(cache, BranchCache) else cache)
     ]
 
 
-def _leaves(caches: Sequence[Any]) -> list[Any]:
+def leaves(caches: Sequence[Any]) -> list[Any]:
+    """The cache objects, or entries of a `Prefix`, that lists of them hold, in order."""
     found: list[Any] = []
     for cache in caches:
         inner = getattr(cache, "caches", None)
-        found += _leaves(inner) if isinstance(inner, tuple | list) else [cache]
+        found += leaves(inner) if isinstance(inner, tuple | list) else [cache]
     return found
+
+
+def rebuilt(caches: Sequence[Any], parts: Iterator[Any]) -> list[Any]:
+    """The same lists with other leaves: one of `parts` for each of `leaves(caches)`."""
+    made: list[Any] = []
+    for cache in caches:
+        inner = getattr(cache, "caches", None)
+        if isinstance(inner, tuple | list):
+            outer = copy.copy(cache)
+            outer.caches = type(inner)(rebuilt(inner, parts))
+            made.append(outer)
+        else:
+            made.append(next(parts))
+    return made
 
 
 def _is_branch(cache: Any) -> bool:

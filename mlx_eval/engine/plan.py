@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from mlx_eval import config
 from mlx_eval.engine.batches import (
     FULL_SHARING,
@@ -46,6 +48,8 @@ def plan_scoring(
     sharing: Sharing = FULL_SHARING,
     cache: CacheSize = ONE_BYTE,
     split_tokens: float = config.SPLIT_TOKENS,
+    *,
+    keeps_ends: bool = False,
 ) -> ScoringPlan:
     """Plan the batches that answer `requests`.
 
@@ -55,14 +59,18 @@ def plan_scoring(
         sharing: what the model allows.
         cache: memory of what the model read, for the budget and the figures.
         split_tokens: what sharing a prefix costs, in tokens.
+        keeps_ends: whether what the model remembers where an input ends is gone on from: a row ends there then, and
+            is not padded where a model does not allow it.
     """
     shares = sharing.level >= Level.EQUAL
     is_alone = sharing.level is Level.ALONE
-    forest = build_forest(requests, split_tokens if shares else NO_SHARING, joins_inputs=not is_alone)
+    forest = build_forest(
+        requests, split_tokens if shares else NO_SHARING, joins_inputs=not is_alone, keeps_ends=keeps_ends
+    )
     if is_alone:
         longest = max((tokens.size for tokens in forest.sequences), default=1)
         limits = replace(limits, max_rows=1, step=max(limits.step, longest))
-    packer = _Packer(limits, sharing, cache)
+    packer = _Packer(limits, sharing, cache, keeps_ends=keeps_ends)
     packer.pack(forest)
     batches = tuple(packer.batches)
     return ScoringPlan(
@@ -77,6 +85,27 @@ def plan_scoring(
         peak_kv_bytes=packer.peak_kv_bytes,
         limits=limits,
     )
+
+
+def plan_prompts(
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    sharing: Sharing = FULL_SHARING,
+    cache: CacheSize = ONE_BYTE,
+) -> ScoringPlan:
+    """Plan the batches that read `prompts`, so that rows can go on from where each ends.
+
+    Args:
+        prompts: at least one id each; in any order.
+        limits: what a batch may take.
+        sharing: what the model allows.
+        cache: memory of what the model read.
+
+    Returns:
+        A plan whose rows answer request i, one token of it, where prompt i ends.
+    """
+    requests = [ScoringRequest(np.array(ids, np.int32), np.zeros(1, np.int32)) for ids in prompts]
+    return plan_scoring(requests, limits, sharing, cache, keeps_ends=True)
 
 
 class _Ready(NamedTuple):
@@ -154,7 +183,8 @@ class _Held:
 class _Packer:
     """Walks the forest depth first and fills batches."""
 
-    def __init__(self, limits: Limits, sharing: Sharing, cache: CacheSize) -> None:
+    def __init__(self, limits: Limits, sharing: Sharing, cache: CacheSize, *, keeps_ends: bool) -> None:
+        self._keeps_ends = keeps_ends
         self.batches: list[Batch] = []
         self.peak_kv_bytes = 0
         self._limits = limits
@@ -263,8 +293,9 @@ class _Packer:
         length = max(group.length, node.length)
         if num_rows > self._limits.max_rows or num_rows * length > self._limits.batch_tokens:
             return False
+        is_kept = node.children or (self._keeps_ends and node.answers)
         if self._sharing.level is Level.EQUAL and (
-            node.start != group.start or (node.children and node.length != group.length)
+            node.start != group.start or (is_kept and node.length != group.length)
         ):
             return False
         tokens = group.num_tokens + node.length

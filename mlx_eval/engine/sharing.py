@@ -119,7 +119,7 @@ def find_sharing(model: nn.Module, head: RowHead, after: Way | None = None) -> M
     """
     ways = WAYS[:-1] if after is None else WAYS[WAYS.index(after) + 1 : -1]
     forests = probe_requests(head.vocab_size)
-    wide = _in_float32(model)
+    wide = in_float32(model)
     wide_head = head if wide is model else RowHead(wide, 4 * head.vocab_size * head.max_rows)
     try:
         alone = _scores(wide, wide_head, WAYS[-1], forests)
@@ -192,7 +192,7 @@ def probe_requests(vocab_size: int) -> list[list[ScoringRequest]]:
     return forests
 
 
-def _in_float32(model: nn.Module) -> nn.Module:
+def in_float32(model: nn.Module) -> nn.Module:
     """A shallow copy whose embeddings answer in float32, and so does all that follows; `model` if it does itself.
 
     In half precision, rounding is as large as the smaller mistakes, more so where experts are chosen. Weights stay as

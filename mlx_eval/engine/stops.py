@@ -13,9 +13,11 @@ Decode = Callable[[Sequence[int]], str]
 """Ids to text, special tokens left out."""
 
 INCOMPLETE: Final = "\ufffd"
-"""What a decoder writes for bytes that are no whole character yet."""
-MAX_HELD: Final = 8
-"""Tokens after which an incomplete character is taken for broken: none has more than four bytes."""
+"""What a decoder writes for bytes that are no whole character yet, or for a whole run of bytes that ends with such."""
+KEPT_TOKENS: Final = 8
+"""Tokens that stay to be decoded with new ones, at least: more than a decoder looks back when it joins and tidies."""
+MOST_TOKENS: Final = 32
+"""Tokens at which the oldest are let go. Decoding so many takes hardly longer than decoding one."""
 
 
 class Thinking(NamedTuple):
@@ -39,7 +41,15 @@ class Answer(NamedTuple):
 
 
 class AnswerText:
-    """The growing text of one row."""
+    """The growing text of one row.
+
+    A new token can complete a stop only at the end of the text. So what was decoded long ago is let go but for its
+    last characters, and a token costs the same wherever it stands:
+
+        text so far     |-- let go --|-- tail --|-- decoded anew --|
+                                      longest    of the window's
+                                      marker - 1 tokens
+    """
 
     def __init__(
         self,
@@ -59,69 +69,111 @@ class AnswerText:
         self._decode = decode
         self._stop = tuple(stop)
         self._thinking = thinking
-        self._in_thinking = in_thinking
+        markers = [*self._stop, *((thinking.start or "", thinking.end) if thinking else ())]
+        self._reach = max(map(len, markers), default=1) - 1
         self._ids: list[int] = []
-        self._answer_start = 0  # index of the first id after the last opening or closing ids
-        self._text = ""  # of the ids from _answer_start to _read
-        self._window = 0  # decoding starts here, so that a joining decoder sees what came before
-        self._read = 0
+        self._begin(thinking is not None and (in_thinking or thinking.start is None))
+
+    def _begin(self, opened: bool) -> None:
+        """Start a text at the next token."""
+        self._first = len(self._ids)
+        self._opened_first = opened
+        self._window: list[int] = []  # the last tokens, those left out that are never any text
+        self._recent = ""  # their text
+        self._tail = ""  # the end of the text before
+        self._floor = 0  # where in the tail the answer begins, if the section is not open
+        self._opened = opened  # whether it is at the tail's end
 
     def push(self, token: int) -> bool:
         """Add one token; whether the answer is complete with it."""
         self._ids.append(token)
-        opens = self._thinking is not None and self._ends_with(self._thinking.start_ids)
-        if opens or (self._thinking is not None and self._ends_with(self._thinking.end_ids)):
-            self._answer_start = self._window = self._read = len(self._ids)
-            self._text = ""
-            self._in_thinking = opens
+        if self._thinking is not None:
+            opens = self._ends_with(self._thinking.start_ids)
+            if opens or self._ends_with(self._thinking.end_ids):
+                self._begin(opens)
+                return False
+        if not self._stop:
             return False
-        before = self._decode(self._ids[self._window : self._read])
-        now = self._decode(self._ids[self._window :])
-        if now.startswith(before):
-            new = now[len(before) :]
-            candidate = self._text + new
-        else:  # the decoder tidies up: this token has changed the text before it
-            new = candidate = self._whole_text()
-        if not new.endswith(INCOMPLETE) or len(self._ids) - self._read > MAX_HELD:
-            self._text = candidate
-            self._window, self._read = self._read, len(self._ids)
-        # the windowed text may differ from the whole one by a space or so: it only says when to look closely
-        return bool(new) and self._cut(candidate) is not None and self._cut(self._whole_text()) is not None
+        self._window.append(token)
+        now = self._decode(self._window)
+        if now == self._recent and now and self._is_silent(token):
+            self._window.pop()
+            return False
+        self._recent = now
+        # the window's text may differ from the whole one where a decoder does unforeseen things: it says when to look
+        if self._cut(self._tail + now, self._floor, self._opened) is not None:
+            return self._cut(self._whole_text(), 0, self._opened_first) is not None
+        if len(self._window) >= MOST_TOKENS + KEPT_TOKENS * now.endswith(INCOMPLETE):
+            self._let_go()
+        return False
 
     def finish(self) -> Answer:
         """The answer: after the thinking section, before the first stop."""
         text = self._whole_text()
-        begin = self._section_end(text)
-        if begin is None and self._thinking is not None and self._thinking.start is None:
-            begin = 0  # whether a section was ever opened is not known: the text counts, as in lm-eval
-        if begin is None:
+        begin, opened = self._section_end(text, 0, self._opened_first)
+        if opened and self._thinking is not None and self._thinking.start is not None:
             return Answer("", unfinished_thinking=True)
+        # a section without a known start may never have been opened: the text counts, as in lm-eval
         cut = self._first_stop(text, begin)
         answer = text[begin : len(text) if cut is None else cut]
-        return Answer(answer.lstrip() if begin or self._answer_start else answer, unfinished_thinking=False)
+        return Answer(answer.lstrip() if begin or self._first else answer, unfinished_thinking=False)
+
+    def _let_go(self) -> None:
+        """Move the text of the window's first tokens to the tail.
+
+        A cut is taken where the text of what is left is the end of the whole window's, so that no character is torn,
+        and a space that a decoder drops at a beginning stays in the tail.
+        """
+        for first in range(len(self._window) - KEPT_TOKENS, 0, -1):
+            left = self._decode(self._window[first:])
+            if self._recent.endswith(left):
+                break
+        else:  # bytes that are no text: any place is as good
+            first = len(self._window) - KEPT_TOKENS
+            left = self._decode(self._window[first:])
+        tail = self._tail + self._recent[: max(0, len(self._recent) - len(left))]
+        floor, self._opened = self._section_end(tail, self._floor, self._opened)
+        start = max(0, len(tail) - self._reach)
+        self._tail, self._floor = tail[start:], max(0, floor - start)
+        self._window, self._recent = self._window[first:], left
+
+    def _is_silent(self, token: int) -> bool:
+        """Whether the window's last token, which has added nothing to the text before it, adds nothing to any.
+
+        A piece of a character does so when it comes twice, a space that a decoder drops at an end when text follows.
+        """
+        if self._decode([token, token]):
+            return False
+        before = self._window[:-1]
+        return self._decode([*before, token, *before]) == self._decode([*before, *before])
 
     def _whole_text(self) -> str:
-        return self._decode(self._ids[self._answer_start :])
+        return self._decode(self._ids[self._first :])
 
     def _ends_with(self, ids: tuple[int, ...]) -> bool:
         return bool(ids) and tuple(self._ids[-len(ids) :]) == ids
 
-    def _section_end(self, text: str) -> int | None:
-        """Where the answer begins in `text`; None while a thinking section is open."""
-        if self._thinking is None:
-            return 0
-        end = text.rfind(self._thinking.end)
-        begin = 0 if end < 0 else end + len(self._thinking.end)
-        if self._thinking.start is None:
-            opened = end < 0 and not self._answer_start
-        else:
-            opened = text.find(self._thinking.start, begin) >= 0 or (end < 0 and self._in_thinking)
-        return None if opened else begin
+    def _section_end(self, text: str, floor: int, opened: bool) -> tuple[int, bool]:
+        """Where the answer begins in `text`, and whether a section is open at its end.
 
-    def _cut(self, text: str) -> int | None:
+        Args:
+            text: the text, or the end of it.
+            floor: where the answer begins if `text` does not say otherwise.
+            opened: whether a section is open if it does not.
+        """
+        if self._thinking is None:
+            return 0, False
+        end = text.rfind(self._thinking.end)
+        if end >= 0:
+            floor, opened = end + len(self._thinking.end), False
+        if self._thinking.start is not None and text.find(self._thinking.start, floor) >= 0:
+            opened = True
+        return floor, opened
+
+    def _cut(self, text: str, floor: int, opened: bool) -> int | None:
         """Where the first stop text of the answer begins in `text`; None without one."""
-        begin = self._section_end(text)
-        return None if begin is None else self._first_stop(text, begin)
+        begin, opened = self._section_end(text, floor, opened)
+        return None if opened else self._first_stop(text, begin)
 
     def _first_stop(self, text: str, begin: int) -> int | None:
         found = [place for stop in self._stop if (place := text.find(stop, begin)) >= 0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mlx_eval.engine import budget
 from mlx_eval.engine.batches import ScoringPlan
-from mlx_eval.engine.plan import plan_scoring
+from mlx_eval.engine.plan import plan_prompts, plan_scoring
 from mlx_eval.engine.sharing import ModelSharing
 from mlx_eval.harness.lm import MLXEvalLM
 from mlx_eval.harness.wrapping import check_ids
@@ -42,6 +42,8 @@ class PlannedGeneration:
 
     num_requests: int
     prompt_tokens: int
+    unique_tokens: int
+    """The same where each common beginning counts once."""
     max_tokens: int
     """Of all answers together, if none ends before its limit."""
 
@@ -74,9 +76,12 @@ class PlanningLM(MLXEvalLM):
         """Count tokens; the answers are empty."""
         asked = set(self._generation_requests([request.args for request in requests]))
         check_ids((max(request.prompt_ids) for request in asked), self.loaded)
+        past = [request.prompt_ids[:-1] for request in asked if len(request.prompt_ids) > 1]
+        forest = plan_prompts(past, budget.scoring_limits(self._sharing.cache), self._sharing.sharing)
         self.generation = PlannedGeneration(
             num_requests=len(requests),
             prompt_tokens=sum(len(request.prompt_ids) for request in asked),
+            unique_tokens=forest.unique_tokens + len(asked),
             max_tokens=sum(request.max_tokens for request in asked),
         )
         return [""] * len(requests)

@@ -31,6 +31,7 @@ from mlx_eval.harness.statistics import FINGERPRINT, FIRST_BATCH, RunStatistics
 from mlx_eval.harness.wrapping import (
     as_loaded,
     check_ids,
+    draft_length,
     row_ceiling,
     switch,
     thinking_of,
@@ -79,6 +80,7 @@ class MLXEvalLM:
         chat_template_args: Mapping[str, Any] | None = None,
         seed: int = config.SEED,
         low_memory_head: bool = False,
+        speculate: int | str = config.SPECULATE,
         device: str | None = None,
         max_batch_size: int | None = None,
     ) -> None:
@@ -98,6 +100,9 @@ class MLXEvalLM:
             seed: for sampled generation where a task names none.
             low_memory_head: score without logits, straight from hidden states and the output layer's weights. Saves
                 the memory of a block of logits, not time; logits are not rounded to the model's type.
+            speculate: whether greedy answers are drafted from the text before them and verified, several tokens in a
+                step: "off", "auto" (where it pays) or the most tokens to draft. The same texts, but for ties that
+                rounding decides.
             device: accepted because lm-eval passes one; MLX's default device is used.
             max_batch_size: accepted because lm-eval passes one; `batch_size` is the ceiling.
 
@@ -120,9 +125,11 @@ class MLXEvalLM:
             check_ids([prefix_token_id], loaded)
         self.statistics = RunStatistics()
         self._low_memory_head = switch("low_memory_head", low_memory_head)
+        self._speculate = draft_length(speculate)
         if self._low_memory_head:
             self._new_heads()  # raises now rather than at the first batch
         self._scorer: Scorer | None = None
+        self._decoder: Decoder | None = None
         self._scored_modules: list[nn.Module] = []
         self._encoder = Encoder(
             loaded.tokenizer, add_bos_token=add_bos_token, prefix_token_id=prefix_token_id
@@ -338,17 +345,23 @@ class MLXEvalLM:
         ):
             head, layer = self._new_heads()
             self._scorer = Scorer(model, head, sharing_of(self.loaded, head), layer)
+            self._decoder = None
             self._scored_modules = modules
         return self._scorer
+
+    def _ready_decoder(self) -> Decoder:
+        """The same for decoding."""
+        sharing = self._ready_scorer().sharing
+        if self._decoder is None:
+            self._decoder = Decoder(
+                self.loaded.model, sharing, speculate=self._speculate, counts=self.statistics.decoding
+            )
+        return self._decoder
 
     def _new_heads(self) -> tuple[RowHead, Head | None]:
         """The model's head, and its output layer where it is multiplied without logits."""
         head = RowHead(self.loaded.model, config.LOGITS_BYTES)
         return head, output_layer(self.loaded.model, head) if self._low_memory_head else None
-
-    @functools.cached_property
-    def _decoder(self) -> Decoder:
-        return Decoder(self.loaded.model)
 
     # ---------------------------------------------------------------- generation
 
@@ -369,20 +382,21 @@ class MLXEvalLM:
                 answers[index] = generation.text
                 unfinished += generation.unfinished_thinking
                 self._remember("generate_until", requests[index].args, generation.text)
-            self.statistics.tokens["generated"] += generation.num_tokens
             progress.drop(distinct[place].max_tokens - generation.num_tokens)
 
         check_ids((max(request.prompt_ids) for request in distinct), self.loaded)
         prompt_tokens = sum(len(request.prompt_ids) for request in distinct)
-        self.statistics.tokens["prompt"] += prompt_tokens
         limit = prompt_tokens + sum(request.max_tokens for request in distinct)
+        with self.statistics.timed("self_test"):
+            decoder = self._ready_decoder()
+            decoder.check()
         with (
             self.statistics.timed("generate"),
             TokenProgress("generate_until", limit, disable_tqdm) as progress,
         ):
-            self._decoder.run(
+            decoder.run(
                 distinct,
-                batch_size=self._most_rows or config.DECODE_ROWS,
+                batch_size=self._most_rows,
                 decode=self._encoder.decode,
                 eos_token_ids=frozenset(self.loaded.tokenizer.eos_token_ids),
                 on_generation=answer,

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from mlx_eval.engine.counts import DecodeCounts
+
 if TYPE_CHECKING:
     from mlx_eval.engine.batches import ScoringPlan
 
@@ -60,11 +62,12 @@ class RunStatistics(Stopwatch):
     requests: Counter[str] = field(default_factory=Counter)
     """By lm-eval's request type."""
     tokens: Counter[str] = field(default_factory=Counter)
-    """`naive`: a pass of its own for each request; `unique`, `computed`, `padding`, `prompt`, `generated`."""
+    """Of scoring. `naive`: a pass of its own for each request; `unique`, `computed`, `padding`."""
     forwards: int = 0
     """Forward passes of scoring."""
     peak_kv_bytes: int = 0
     """The most KV that scoring was planned to hold at once."""
+    decoding: DecodeCounts = field(default_factory=DecodeCounts)
     notes: Counter[str] = field(default_factory=Counter)
     """Each thing worth a warning and how many requests it concerns."""
 
@@ -92,6 +95,7 @@ class RunStatistics(Stopwatch):
             "tokens": dict(self.tokens),
             "forwards": self.forwards,
             "peak_kv_bytes": self.peak_kv_bytes,
+            "decoding": self.decoding.as_dict(),
             "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
             "warnings": [{"text": text, "requests": count} for text, count in self.notes.items()],
         }

@@ -65,6 +65,24 @@ def switch(name: str, value: Any) -> bool:
         raise InvalidOptionError(f"{name}={value!r}: give true or false") from None
 
 
+def draft_length(value: Any) -> int | None:
+    """The most tokens that are drafted: 0 for `off`, None for `auto`, else the number.
+
+    Raises:
+        InvalidOptionError: it is none of these.
+    """
+    if value is None or str(value).lower() in {"off", "false"}:
+        return 0
+    if str(value).lower() == "auto":
+        return None
+    try:
+        return whole_number("speculate", value, 1)
+    except InvalidOptionError:
+        raise InvalidOptionError(
+            f"speculate={value!r}: give off, auto or the most tokens to draft, 1 or more"
+        ) from None
+
+
 def whole_number(name: str, value: Any, least: int) -> int:
     """`value`, if it is a whole number of `least` or more; texts that spell one are taken too.
 
