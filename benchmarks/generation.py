@@ -9,15 +9,15 @@ the rows of the folder that MLX_EVAL_REFERENCE names; or they come from a file: 
 "options": [{"until": [...], "max_gen_toks": ...}, ...]}. A task that sets no limit has 256 tokens, lm-eval's own
 default, with every backend. The peers take eight rows at a time, mlx_lm.evaluate's default.
 
-CPU seconds (user and system, all threads, of `generate_until` alone, encoding among it) are the bar, as wall time moves
-with whatever else the machine does; on Metal, where the work is not the processor's, look at wall time instead. That
-`hf` needs less time a token says something of torch's CPU kernels beside MLX's on Linux, where they are two to four
-times as fast, and nothing of a Mac.
+CPU seconds (user and system, all threads, of `generate_until` alone, encoding among it) are the bar, as wall time
+moves with whatever else the machine does; on Metal, where the work is not the processor's, look at wall time instead.
+That `hf` needs less time a token says something of torch's CPU kernels beside MLX's on Linux, where they are two to
+four times as fast, and nothing of a Mac.
 
 Tokens: `computed` are those of prompts that went through the model, of a peer its padding with them; `generated` are
-those up to the end of each answer, `discarded` those that were computed behind it. Forwards are those that read prompts
-+ those that give tokens. Where a text is not ours, the model is asked how near its two best tokens were at the first
-difference: below 1e-4 rounding decides, and both are right. The status is 1 where rounding does not explain it.
+those up to the end of each answer, `discarded` those that were computed behind it. Forwards are those that read
+prompts + those that give tokens. Where a text is not ours, the model is asked how near its two best tokens were at
+the first difference: below 1e-4 rounding decides, and both are right. The status is 1 where it does not explain one.
 """
 
 from __future__ import annotations

@@ -272,8 +272,8 @@ def script_tokenizer() -> Any:
 class ScriptedModel(nn.Module):
     """After the token of script k it writes that script, then end-of-sequence tokens.
 
-    It finds its place by looking back through the cache, as attention does, so wrong caches give wrong
-    texts. `spread` makes other tokens likely too, for sampling.
+    It finds its place by looking back through the cache, as attention does, by the positions that it put there and
+    through the mask that the cache makes: wrong caches give wrong texts. `spread` makes other tokens likely too, for sampling.
     """
 
     def __init__(self, *scripts: Sequence[int] | str, spread: float = 0.0) -> None:
@@ -292,18 +292,27 @@ class ScriptedModel(nn.Module):
         return [self]
 
     def __call__(self, inputs: mx.array, cache: Any = None) -> mx.array:
+        from mlx_lm.models.base import create_attention_mask
+
         self.calls.append(tuple(inputs.shape))
-        history = inputs.astype(mx.float32)[:, None, :, None]  # [B, 1, T, 1]
-        if cache is not None:
-            history, _ = cache[0].update_and_fetch(history, history)
-        history = history[:, 0, :, 0].astype(mx.int32)  # [B, L]
-        length, steps = history.shape[1], inputs.shape[1]
-        place = mx.arange(length)[None, None]  # [1, 1, L]
-        now = mx.arange(length - steps, length)[None, :, None]  # [1, T, 1]
-        is_mark = mx.logical_and(history >= FIRST_SCRIPT, history < SCRIPT_VOCAB)[:, None]
-        last = mx.max(mx.where(mx.logical_and(is_mark, place <= now), place, -1), axis=-1)  # [B, T]
-        script = mx.take_along_axis(history, mx.maximum(last, 0), axis=1) - FIRST_SCRIPT
-        step = mx.minimum(now[..., 0] - last, self._table.shape[1] - 1)
+        layer = None if cache is None else cache[0]
+        steps = inputs.shape[1]
+        begin = 0 if layer is None else layer.offset
+        begin = begin[:, None] if isinstance(begin, mx.array) and begin.ndim else begin
+        now = mx.broadcast_to(begin + mx.arange(steps), inputs.shape)  # [B, T]
+        mask = create_attention_mask(inputs[..., None], layer, return_array=True)
+        seen, places = (array.astype(mx.float32)[:, None, :, None] for array in (inputs, now))  # [B, 1, T, 1]
+        if layer is not None:
+            seen, places = layer.update_and_fetch(seen, places)
+        seen, places = (array[:, 0, :, 0].astype(mx.int32)[:, None] for array in (seen, places))  # [B, 1, L]
+        is_mark = mx.logical_and(seen >= FIRST_SCRIPT, seen < SCRIPT_VOCAB)
+        if mask is not None:
+            is_mark = mx.logical_and(is_mark, mask[:, 0] if mask.ndim == 4 else mask)  # [B, T, L]
+        marks = mx.broadcast_to(mx.where(is_mark, places, -1), (*inputs.shape, seen.shape[-1]))
+        last = mx.max(marks, axis=-1)  # [B, T]
+        found = mx.take_along_axis(mx.broadcast_to(seen, marks.shape), mx.argmax(marks, axis=-1)[..., None], -1)
+        script = found[..., 0] - FIRST_SCRIPT
+        step = mx.minimum(now - last, self._table.shape[1] - 1)
         chosen = self._table[mx.clip(script, 0, NUM_SCRIPTS - 1), step]  # [B, T]
         chosen = mx.where(last >= 0, chosen, SCRIPT_EOS)
         logits = (mx.arange(SCRIPT_VOCAB) == chosen[..., None]) * 20.0

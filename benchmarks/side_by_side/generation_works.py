@@ -1,4 +1,4 @@
-"""What is generated: prompts with lm-eval's own arguments, the same for every backend. Knows lm-eval's tasks, no model."""
+"""What is generated: prompts with lm-eval's arguments, the same for all backends. Knows its tasks, no model."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.side_by_side.near_ties ASKED.json FOUND.json
 
-Two ways of computing the same model in float32 round differently, so where two logits are nearly equal either token is
-right; a larger gap means that one of the texts is wrong. The gap is computed anew, one prompt at a time in mlx-lm's
-own caches.
+Two ways of computing the same model in float32 round differently, so where two logits are nearly equal either token
+is right; a larger gap means that one of the texts is wrong. The gap is computed anew, one prompt at a time in
+mlx-lm's own caches.
 """
 
 from __future__ import annotations

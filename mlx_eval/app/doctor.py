@@ -63,9 +63,8 @@ def examine(model: str | None = None, loading: Mapping[str, Any] | None = None) 
 
 def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
     from mlx_eval import config
-    from mlx_eval.engine.known import sharing_of
+    from mlx_eval.engine.known import decoding_of, sharing_of
     from mlx_eval.engine.sharing import describe
-    from mlx_eval.engine.together import decodes_together
     from mlx_eval.models.differences import known_differences
     from mlx_eval.models.head import RowHead
     from mlx_eval.models.load import load_model
@@ -73,6 +72,7 @@ def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[
     loaded = load_model(source, **loading)
     head = RowHead(loaded.model, config.LOGITS_BYTES)
     sharing = sharing_of(loaded, head)
+    decoding = decoding_of(loaded, sharing)
     facts = [
         ("model", source),
         ("architecture", str(loaded.config.get("model_type", "unknown"))),
@@ -93,10 +93,8 @@ def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[
         ("KV", f"{_size(sharing.cache.token_bytes)} a token{_a_row(sharing.cache.row_bytes)}"),
         ("sharing", describe(sharing.way)),
         *(("sharing off", finding) for finding in sharing.findings),
-        (
-            "decoding",
-            "rows together" if decodes_together(loaded.model) else "one row at a time: mlx-lm's batches fail",
-        ),
+        ("decoding", "rows together" if decoding.together else "one row at a time: rows side by side differ"),
+        ("speculation", "can be" if decoding.drafts else "cannot be: rows cannot forget what they have read"),
         ("fingerprint", loaded.fingerprint()),
         *(("differs", text) for text in known_differences(loaded.config)),
     ]

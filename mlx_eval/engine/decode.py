@@ -47,6 +47,7 @@ class Decoder:
         sharing: ModelSharing | None = None,
         *,
         speculate: int | None = 0,
+        decoding: Decoding | None = None,
         counts: DecodeCounts | None = None,
     ) -> None:
         """Prepare an mlx-lm model for decoding.
@@ -56,10 +57,13 @@ class Decoder:
             sharing: what it allows, from an earlier self-test; None: it is tested when needed.
             speculate: the most tokens that are drafted of a greedy row from its own text; 0: none; None: as many
                 as pay.
+            decoding: whether its rows may be decoded together, from an earlier self-test; None: it is tested when
+                needed.
             counts: grow as the decoder works; None: counts of its own.
         """
         self._model = model
         self._given_sharing = sharing
+        self._given_decoding = decoding
         self._speculate = speculate
         self.counts = DecodeCounts() if counts is None else counts
         """Of all runs."""
@@ -115,10 +119,6 @@ class Decoder:
         if num_repeated:
             logger.warning("%d prompts gave NaN beside others and were continued by themselves", num_repeated)
 
-    def check(self) -> None:
-        """Test the model now rather than in the first run."""
-        _ = self._decoding
-
     @functools.cached_property
     def sharing(self) -> ModelSharing:
         """How far the model's rows may share prefixes and batches."""
@@ -129,7 +129,7 @@ class Decoder:
     @functools.cached_property
     def _decoding(self) -> Decoding:
         """Whether rows of unequal length are continued rightly side by side."""
-        found = find_decoding(self._model, self.sharing)
+        found = self._given_decoding or find_decoding(self._model, self.sharing)
         if not found.together:
             logger.warning(
                 "this model's rows cannot be decoded in batches: prompts are continued one at a time"

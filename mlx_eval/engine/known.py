@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Final
 
 from mlx_eval.cache import read_cached, write_cached
 from mlx_eval.engine.sharing import ModelSharing, find_sharing
+from mlx_eval.engine.together import Decoding, find_decoding
 from mlx_eval.models import runtime
 from mlx_eval.models.head import RowHead
 from mlx_eval.models.load import model_path
@@ -51,6 +53,24 @@ def sharing_of(loaded: LoadedModel, head: RowHead) -> ModelSharing:
         known = find_sharing(loaded.model, head)
         write_cached(_name(identity), _key(identity), known.as_dict())
     return known
+
+
+def decoding_of(loaded: LoadedModel, sharing: ModelSharing) -> Decoding:
+    """Whether the model's rows can be decoded together: as tested before, else tested now.
+
+    Args:
+        loaded: the model.
+        sharing: what it allows.
+    """
+    identity = model_identity(loaded, loaded.fingerprint())
+    name, key = f"decoding-{identity}.json", f"{_key(identity)} {sharing.way}"
+    stored = read_cached(name, key)
+    try:
+        return Decoding(**stored)  # type: ignore[arg-type]  # a file may hold anything
+    except TypeError:
+        found = find_decoding(loaded.model, sharing)
+        write_cached(name, key, asdict(found))
+        return found
 
 
 def known_sharing(identity: str) -> ModelSharing | None:

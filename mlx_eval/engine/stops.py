@@ -13,7 +13,7 @@ Decode = Callable[[Sequence[int]], str]
 """Ids to text, special tokens left out."""
 
 INCOMPLETE: Final = "\ufffd"
-"""What a decoder writes for bytes that are no whole character yet, or for a whole run of bytes that ends with such."""
+"""What a decoder writes for bytes that are no character yet, some for a whole run of bytes that ends with such."""
 KEPT_TOKENS: Final = 8
 """Tokens that stay to be decoded with new ones, at least: more than a decoder looks back when it joins and tidies."""
 MOST_TOKENS: Final = 32
@@ -103,7 +103,8 @@ class AnswerText:
         # the window's text may differ from the whole one where a decoder does unforeseen things: it says when to look
         if self._cut(self._tail + now, self._floor, self._opened) is not None:
             return self._cut(self._whole_text(), 0, self._opened_first) is not None
-        if len(self._window) >= MOST_TOKENS + KEPT_TOKENS * now.endswith(INCOMPLETE):
+        patience = KEPT_TOKENS if now.endswith(INCOMPLETE) else 0
+        if len(self._window) >= MOST_TOKENS + patience:
             self._let_go()
         return False
 

@@ -19,7 +19,7 @@ from mlx_eval_kernels import Head
 from mlx_eval import config
 from mlx_eval.engine.decode import Decoder
 from mlx_eval.engine.kernel_check import check_kernels
-from mlx_eval.engine.known import sharing_of
+from mlx_eval.engine.known import decoding_of, sharing_of
 from mlx_eval.engine.score import Scorer
 from mlx_eval.engine.sharing import ModelSharing
 from mlx_eval.errors import MissingDependencyError, ModelError
@@ -354,7 +354,11 @@ class MLXEvalLM:
         sharing = self._ready_scorer().sharing
         if self._decoder is None:
             self._decoder = Decoder(
-                self.loaded.model, sharing, speculate=self._speculate, counts=self.statistics.decoding
+                self.loaded.model,
+                sharing,
+                speculate=self._speculate,
+                decoding=decoding_of(self.loaded, sharing),
+                counts=self.statistics.decoding,
             )
         return self._decoder
 
@@ -389,7 +393,6 @@ class MLXEvalLM:
         limit = prompt_tokens + sum(request.max_tokens for request in distinct)
         with self.statistics.timed("self_test"):
             decoder = self._ready_decoder()
-            decoder.check()
         with (
             self.statistics.timed("generate"),
             TokenProgress("generate_until", limit, disable_tqdm) as progress,

@@ -22,6 +22,7 @@ from mlx_eval.engine import budget, execute
 from mlx_eval.engine.batches import CacheSize, Level, Limits, ScoringPlan, Sharing
 from mlx_eval.engine.execute import Executor, Tally
 from mlx_eval.engine.kv import CacheFactory
+from mlx_eval.engine.held import Held
 from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.score import Scorer
 from mlx_eval.engine.sharing import WAYS, ModelSharing, Way
@@ -387,9 +388,9 @@ def test_scores_come_as_soon_as_a_batch_is_done() -> None:
 
 def test_kv_that_is_held_is_no_more_than_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    keep = Executor._keep
+    keep = Held.keep
 
-    def measured(self: Executor, index: int, batch: Any, state: Any) -> None:
+    def measured(self: Held, index: int, batch: Any, state: Any) -> None:
         arrays = [*execute.kv.arrays_of(state.caches)]
         for other in self._states.values():
             arrays += execute.kv.arrays_of(other.caches)
@@ -398,7 +399,7 @@ def test_kv_that_is_held_is_no_more_than_the_plan_says(monkeypatch: pytest.Monke
         held.append(sum(array.nbytes for array in arrays))
         keep(self, index, batch, state)
 
-    monkeypatch.setattr(Executor, "_keep", measured)
+    monkeypatch.setattr(Held, "keep", measured)
     sharing = Scorer(model(), head_of("llama")).sharing
     assert sharing.way == RAGGED
     assert sharing.cache == CacheSize(
