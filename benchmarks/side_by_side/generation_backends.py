@@ -132,7 +132,12 @@ class MlxLm:
         """Counted at the model's call, where every prompt's last token comes with a step."""
         tokenizer, counted = self._lm.tokenizer, self._counter
         prompts = self._lm._tokenize(work.prompts)
-        generated = _needed(work, self._ids, tokenizer.decode, set(tokenizer.eos_token_ids))
+        # it does not give the token that ends a sequence, which it has computed
+        rows = [
+            ids if len(ids) == options["max_gen_toks"] else [*ids, tokenizer.eos_token_id]
+            for ids, options in zip(self._ids, work.options, strict=True)
+        ]
+        generated = _needed(work, rows, tokenizer.decode, set(tokenizer.eos_token_ids))
         counts = GenerationCounts(
             prompt_tokens=sum(map(len, prompts)),
             prefill_tokens=counted.prefill_tokens + len(prompts),
@@ -142,7 +147,7 @@ class MlxLm:
             generated_tokens=generated,
             discarded_tokens=counted.step_rows - generated,
         )
-        return [Answer(text, tuple(ids)) for text, ids in zip(texts, self._ids, strict=True)], counts
+        return [Answer(text, tuple(ids)) for text, ids in zip(texts, rows, strict=True)], counts
 
 
 class HuggingFace:

@@ -218,8 +218,15 @@ class SlotCache:
 
     @property
     def state(self) -> tuple[Any, Any]:
-        """The buffers."""
-        return self.keys, self.values
+        """Keys and values [B, H, S, D] of the slots in use, as layers read them that have none of their own."""
+        if self.keys is None:
+            return None, None
+        table = self.table
+        filled = table.filled(self.window)
+        num_slots = (int(filled.max()) if filled.size else 0) + table.num_new * (
+            self._read_step == table.step
+        )
+        return self.keys[: table.num_rows, :, :num_slots], self.values[: table.num_rows, :, :num_slots]
 
     @property
     def nbytes(self) -> int:
@@ -230,14 +237,17 @@ class SlotCache:
         """Write keys and values [B, H, T, D] behind those of each row; returns all rows' slots in use."""
         table = self.table
         filled = table.filled(self.window)
-        num_slots = int(filled.max()) + table.num_new
-        self._grow(keys, values, table.num_rows, num_slots)
+        self._grow(keys, values, table.num_rows, int(filled.max()) + table.num_new)
         slots = mx.array(filled[:, None, None, None] + np.arange(table.num_new, dtype=np.int32)[:, None])
         num_rows = table.num_rows
         self.keys = _written(self.keys, keys, slots, num_rows)
         self.values = _written(self.values, values, slots, num_rows)
         self._read_step = table.step
-        return self.keys[:num_rows, :, :num_slots], self.values[:num_rows, :, :num_slots]
+        return self.state
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """What the last update returned."""
+        return self.state
 
     def of_run(self, run: Run) -> KeysAndValues:
         """Keys and values [n, H, S, D] of a run's rows, the step's included."""
@@ -291,7 +301,9 @@ class SlotCache:
         """Copies of the rows at `places`, keys and values of each, to be evaluated before `put`."""
         if self.keys is None:
             return []
-        return [mx.contiguous(array[place : place + 1]) for place in places for array in self.state]
+        return [
+            mx.contiguous(array[place : place + 1]) for place in places for array in (self.keys, self.values)
+        ]
 
     def put(self, places: Sequence[int], copies: Sequence[mx.array]) -> None:
         """Lay what `rows` gave elsewhere."""

@@ -13,11 +13,13 @@ and more rarely.
 
 from __future__ import annotations
 
+import math
 import statistics
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from mlx_eval.engine.lookup import LONGEST, Lookup
 
@@ -40,14 +42,27 @@ LONGEST_WAIT: Final = 4096
 SHORTER_WAIT: Final = 0.9
 """What the wait is multiplied by for each step whose drafts pay, down to `FIRST_WAIT`."""
 
+TOO_LONG: Final = 1.5
+"""How many times as long as the same tokens one by one a first step of its size may take and be believed."""
+
+LEARNT: Final = 0.1
+MOST_OFF: Final = 0.5
+
 SAMPLES: Final = 5
 """Measurements of one size that are remembered: two that are far off do not change their median."""
+
+SECOND_TRY: Final = 3
+"""Tokens of the drafts that are tried after those of one token, if they pay unless each further token costs as much
+again: two tokens may cost more than one because another kernel computes them."""
+
+FARTHEST: Final = 2
+"""How many times as many tokens as were measured a cost is believed for."""
 
 FADE: Final = 0.998
 """What counts of acceptance are multiplied by at each count: some 500 are remembered."""
 
-PRIOR_RATE: Final = 0.4
-"""How often the guess from a match of two tokens is right before any was seen; longer ones start from shorter ones."""
+PRIOR_RATE: Final = 0.5
+"""How often the guess from a match of two tokens is right before any was seen; longer matches start from there."""
 
 PRIOR_COUNT: Final = 8.0
 """How many guesses that stands for."""
@@ -91,7 +106,7 @@ class Speculation:
         self._acceptance = _Acceptance()
         self._costs = _Costs()
         self._has_all = True  # tokens are known: no step is on its way
-        self._wait = FIRST_WAIT
+        self._wait: float = FIRST_WAIT
         self._waited = FIRST_WAIT  # promising plain steps since the last try: the first is made at once
         self._choice = _PLAIN
 
@@ -143,6 +158,8 @@ class Speculation:
         self._choice = self._choose(num_rows)
         if not self._choice.longest:
             return {}
+        if self._choice.longest == 1 and self._choice.is_try:
+            self._costs.forget_drafts()
         return {
             row: lookup.draft(self._choice.longest) for row, lookup in self._rows.items() if lookup.length
         }
@@ -163,12 +180,13 @@ class Speculation:
         self.drafted += sum(drafted.values())
         self.accepted += num_accepted
         self.saved += num_accepted / num_rows
+        if not self._costs.add_drafts(num_rows, num_rows * (1 + max(drafted.values(), default=0)), seconds):
+            return
+        self._waited = 0
         if self._choice.is_try:
-            self._waited = 0
             self._wait = min(self._wait * LONGER_WAIT, LONGEST_WAIT)
         else:
             self._wait = max(self._wait * SHORTER_WAIT, FIRST_WAIT)
-        self._costs.add_drafts(num_rows * (1 + max(drafted.values(), default=0)), seconds)
 
     def stepped(self, num_rows: int, seconds: float) -> None:
         """Hear that a plain step was sent.
@@ -183,10 +201,6 @@ class Speculation:
         self._has_all = False
         self._waited += self._choice.is_promising
 
-    def prefilled(self, num_tokens: int, seconds: float) -> None:
-        """Hear of a forward pass over so many tokens of prompts."""
-        self._costs.add_plain(num_tokens, seconds)
-
     def _choose(self, num_rows: int) -> _Choice:
         """The next step."""
         lengths = Counter(lookup.length for lookup in self._rows.values() if lookup.length)
@@ -199,22 +213,14 @@ class Speculation:
         if plain is None or num_rows + gains[-1] < MARGIN * num_rows:
             return _PLAIN
         least = MARGIN * num_rows / plain  # tokens a second
-        rates = self._rates(num_rows, gains)
-        best = max(rates, key=rates.__getitem__, default=0)
-        if best and rates[best] > least:
-            return _Choice(best, is_promising=True)
-        if self._waited < self._wait:
-            return _Choice(0, is_promising=True)
-        return _Choice(1, is_try=True, is_promising=True)
-
-    def _rates(self, num_rows: int, gains: Sequence[float]) -> dict[int, float]:
-        """Tokens a second by the length of drafts, where the cost is known."""
-        rates = {}
-        for longest, gain in enumerate(gains, 1):
-            seconds = self._costs.drafts(num_rows, num_rows * (1 + longest))
-            if seconds is not None:
-                rates[longest] = (num_rows + gain) / seconds
-        return rates
+        seconds = self._costs.drafts(num_rows, [num_rows * (1 + longest) for longest in range(1, MOST + 1)])
+        rates = [(num_rows + gain) / cost for gain, cost in zip(gains, seconds, strict=False)]
+        if rates and (best := max(rates)) > least:
+            return _Choice(1 + rates.index(best), is_promising=True)
+        shortest = self._costs.shortest(num_rows)
+        if shortest is not None and (num_rows + gains[SECOND_TRY - 1]) / shortest > least:
+            return _Choice(SECOND_TRY, is_try=True, is_promising=True)
+        return _Choice(int(self._waited >= self._wait), is_try=True, is_promising=True)
 
 
 class _Acceptance:
@@ -255,30 +261,93 @@ class _Acceptance:
         return rates
 
 
+class _Measured:
+    """Seconds by the tokens of a forward pass."""
+
+    def __init__(self) -> None:
+        self._samples: dict[int, deque[float]] = {}
+        self.seconds: dict[int, float] = {}
+        """The median of the newest ones of each size, or the lower of two: the first of its kind is often slow."""
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        """Take a measurement."""
+        samples = self._samples.setdefault(num_tokens, deque(maxlen=SAMPLES))
+        samples.append(seconds)
+        self.seconds[num_tokens] = statistics.median(samples) if len(samples) > 2 else min(samples)
+
+    def num_samples(self, num_tokens: int) -> int:
+        """How many measurements of a size are remembered."""
+        return len(self._samples.get(num_tokens, ()))
+
+
 class _Costs:
     """Seconds of forward passes by their tokens, as measured."""
 
     def __init__(self) -> None:
-        self._plain: dict[int, deque[float]] = {}
-        self._drafts: dict[int, deque[float]] = {}
+        self._plain = _Measured()
+        self._drafts = _Measured()
+        self._excess = 0.0
+        self._sizes: set[int] = set()  # of steps with drafts, ever
 
-    def add_plain(self, num_tokens: int, seconds: float) -> None:
-        """Measured: a step of so many rows, or a prompt."""
-        self._plain.setdefault(num_tokens, deque(maxlen=SAMPLES)).append(seconds)
+    def add_plain(self, num_rows: int, seconds: float) -> None:
+        """Measured: a plain step."""
+        self._plain.add(num_rows, seconds)
 
-    def add_drafts(self, num_tokens: int, seconds: float) -> None:
-        """Measured: a step with drafts."""
-        self._drafts.setdefault(num_tokens, deque(maxlen=SAMPLES)).append(seconds)
+    def add_drafts(self, num_rows: int, num_tokens: int, seconds: float) -> bool:
+        """Measured: a step with drafts.
+
+        Returns:
+            Whether it counts: the first of a size does not where it took much longer than as many tokens in plain
+            steps, for it may have set something up.
+        """
+        plain = self._plain.seconds.get(num_rows)
+        is_first = num_tokens not in self._sizes
+        self._sizes.add(num_tokens)
+        if is_first and plain and seconds > TOO_LONG * plain * num_tokens / num_rows:
+            return False
+        if plain and (expected := self.drafts(num_rows, [num_tokens])):
+            off = min(max(math.log(seconds / expected[0]), -MOST_OFF), MOST_OFF)
+            self._excess += LEARNT * off
+        self._drafts.add(num_tokens, seconds)
+        return True
+
+    def forget_drafts(self) -> None:
+        """Take what was measured of steps with drafts for outdated."""
+        self._drafts = _Measured()
 
     def plain(self, num_rows: int) -> float | None:
-        """Of a plain step; None: not known."""
-        samples = self._plain.get(num_rows)
-        return _typical(samples) if samples and len(samples) > 1 else None
+        """Of a plain step; None: it was not measured twice."""
+        return self._plain.seconds[num_rows] if self._plain.num_samples(num_rows) > 1 else None
 
-    def drafts(self, num_rows: int, num_tokens: int) -> float | None:
-        return None
+    def shortest(self, num_rows: int) -> float | None:
+        """Of the only size of steps with drafts that was measured above so many tokens; None: no or several sizes."""
+        found = [seconds for size, seconds in self._drafts.seconds.items() if size > num_rows]
+        return found[0] if len(found) == 1 else None
 
+    def drafts(self, num_rows: int, num_tokens: Sequence[int]) -> list[float]:
+        """Of steps with drafts: as measured, or on the line through the measured sizes beside them.
 
-def _typical(samples: Sequence[float]) -> float:
-    """The median, or the least of two: what is too high is noise, or the first of its kind."""
-    return statistics.median(samples) if len(samples) > 2 else min(samples)
+        Plain steps of more rows are measurements of such sizes too, where there are none with drafts.
+
+        Args:
+            num_rows: of the steps; that of a plain one must be known.
+            num_tokens: of each step, more than its rows, ascending.
+
+        Returns:
+            Seconds of the first steps of these: as many as are known.
+        """
+        points = {num_rows: self._plain.seconds[num_rows]}
+        for measured in (self._plain, self._drafts):
+            points |= {size: seconds for size, seconds in measured.seconds.items() if size > num_rows}
+        sizes = sorted(points)
+        if len(sizes) == 1:
+            return []
+        # Beyond the largest size the line through the last two goes on as far again.
+        largest, before = sizes[-1], sizes[-2]
+        slope = max(0.0, (points[largest] - points[before]) / (largest - before))
+        farthest = FARTHEST * largest
+        points[farthest] = points[largest] + slope * (farthest - largest)
+        known = [size for size in num_tokens if size <= farthest]
+        sizes.append(farthest)
+        factor = math.exp(self._excess)
+        return [factor * float(cost) for cost in np.interp(known, sizes, [points[size] for size in sizes])]

@@ -40,6 +40,17 @@ class Answer(NamedTuple):
     unfinished_thinking: bool
 
 
+class _Place(NamedTuple):
+    """Where a text, or the end of one, stands."""
+
+    begin: int
+    """Where the answer begins in it, if no section is open."""
+    opened: bool
+    """Whether a thinking section is open at its end."""
+    after_section: bool
+    """Whether nothing but white space has come since a section was closed: it is no part of the answer."""
+
+
 class AnswerText:
     """The growing text of one row.
 
@@ -72,17 +83,17 @@ class AnswerText:
         markers = [*self._stop, *((thinking.start or "", thinking.end) if thinking else ())]
         self._reach = max(map(len, markers), default=1) - 1
         self._ids: list[int] = []
-        self._begin(thinking is not None and (in_thinking or thinking.start is None))
+        opened = thinking is not None and (in_thinking or thinking.start is None)
+        self._start(_Place(0, opened, after_section=False))
 
-    def _begin(self, opened: bool) -> None:
-        """Start a text at the next token."""
+    def _start(self, place: _Place) -> None:
+        """Begin a text at the next token, where `place` is."""
         self._first = len(self._ids)
-        self._opened_first = opened
+        self._first_place = place
         self._window: list[int] = []  # the last tokens, those left out that are never any text
         self._recent = ""  # their text
         self._tail = ""  # the end of the text before
-        self._floor = 0  # where in the tail the answer begins, if the section is not open
-        self._opened = opened  # whether it is at the tail's end
+        self._tail_place = place
 
     def push(self, token: int) -> bool:
         """Add one token; whether the answer is complete with it."""
@@ -90,7 +101,7 @@ class AnswerText:
         if self._thinking is not None:
             opens = self._ends_with(self._thinking.start_ids)
             if opens or self._ends_with(self._thinking.end_ids):
-                self._begin(opens)
+                self._start(_Place(0, opens, after_section=not opens))
                 return False
         if not self._stop:
             return False
@@ -101,8 +112,8 @@ class AnswerText:
             return False
         self._recent = now
         # the window's text may differ from the whole one where a decoder does unforeseen things: it says when to look
-        if self._cut(self._tail + now, self._floor, self._opened) is not None:
-            return self._cut(self._whole_text(), 0, self._opened_first) is not None
+        if self._cut(self._tail + now, self._tail_place) is not None:
+            return self._cut(self._whole_text(), self._first_place) is not None
         patience = KEPT_TOKENS if now.endswith(INCOMPLETE) else 0
         if len(self._window) >= MOST_TOKENS + patience:
             self._let_go()
@@ -111,13 +122,11 @@ class AnswerText:
     def finish(self) -> Answer:
         """The answer: after the thinking section, before the first stop."""
         text = self._whole_text()
-        begin, opened = self._section_end(text, 0, self._opened_first)
-        if opened and self._thinking is not None and self._thinking.start is not None:
+        place = self._end_place(text, self._first_place)
+        if place.opened and self._thinking is not None and self._thinking.start is not None:
             return Answer("", unfinished_thinking=True)
         # a section without a known start may never have been opened: the text counts, as in lm-eval
-        cut = self._first_stop(text, begin)
-        answer = text[begin : len(text) if cut is None else cut]
-        return Answer(answer.lstrip() if begin or self._first else answer, unfinished_thinking=False)
+        return Answer(text[place.begin : self._first_stop(text, place.begin)], unfinished_thinking=False)
 
     def _let_go(self) -> None:
         """Move the text of the window's first tokens to the tail.
@@ -133,9 +142,9 @@ class AnswerText:
             first = len(self._window) - KEPT_TOKENS
             left = self._decode(self._window[first:])
         tail = self._tail + self._recent[: max(0, len(self._recent) - len(left))]
-        floor, self._opened = self._section_end(tail, self._floor, self._opened)
+        place = self._end_place(tail, self._tail_place)
         start = max(0, len(tail) - self._reach)
-        self._tail, self._floor = tail[start:], max(0, floor - start)
+        self._tail, self._tail_place = tail[start:], place._replace(begin=max(0, place.begin - start))
         self._window, self._recent = self._window[first:], left
 
     def _is_silent(self, token: int) -> bool:
@@ -154,27 +163,25 @@ class AnswerText:
     def _ends_with(self, ids: tuple[int, ...]) -> bool:
         return bool(ids) and tuple(self._ids[-len(ids) :]) == ids
 
-    def _section_end(self, text: str, floor: int, opened: bool) -> tuple[int, bool]:
-        """Where the answer begins in `text`, and whether a section is open at its end.
-
-        Args:
-            text: the text, or the end of it.
-            floor: where the answer begins if `text` does not say otherwise.
-            opened: whether a section is open if it does not.
-        """
+    def _end_place(self, text: str, place: _Place) -> _Place:
+        """Where `text` stands that stood at `place` when it began, as far as it does not say otherwise."""
         if self._thinking is None:
-            return 0, False
+            return place
+        begin, opened, after_section = place
         end = text.rfind(self._thinking.end)
         if end >= 0:
-            floor, opened = end + len(self._thinking.end), False
-        if self._thinking.start is not None and text.find(self._thinking.start, floor) >= 0:
+            begin, opened, after_section = end + len(self._thinking.end), False, True
+        if self._thinking.start is not None and text.find(self._thinking.start, begin) >= 0:
             opened = True
-        return floor, opened
+        if after_section:
+            begin = len(text) - len(text[begin:].lstrip())
+            after_section = begin == len(text)
+        return _Place(begin, opened, after_section)
 
-    def _cut(self, text: str, floor: int, opened: bool) -> int | None:
-        """Where the first stop text of the answer begins in `text`; None without one."""
-        begin, opened = self._section_end(text, floor, opened)
-        return None if opened else self._first_stop(text, begin)
+    def _cut(self, text: str, place: _Place) -> int | None:
+        """Where the first stop text of the answer begins in `text`, see `_end_place`; None without one."""
+        place = self._end_place(text, place)
+        return None if place.opened else self._first_stop(text, place.begin)
 
     def _first_stop(self, text: str, begin: int) -> int | None:
         found = [place for stop in self._stop if (place := text.find(stop, begin)) >= 0]

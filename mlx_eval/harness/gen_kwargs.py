@@ -12,7 +12,7 @@ from mlx_eval.records import Sampling
 
 LIMIT_NAMES: Final = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of the token limit; the first that is given counts, as in lm-eval."""
-KNOWN: Final = (
+SUPPORTED: Final = (
     *LIMIT_NAMES,
     "until",
     "do_sample",
@@ -20,9 +20,35 @@ KNOWN: Final = (
     "top_p",
     "top_k",
     "min_p",
+    "repetition_penalty",
     "seed",
-    "num_beams",
 )
+WITHOUT_EFFECT: Final[Mapping[str, float]] = {
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "min_tokens": 0,
+    "typical_p": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "ignore_eos": False,
+    "skip_special_tokens": True,
+}
+"""Arguments of other backends with the value at which they do nothing; any other would change the answers."""
+IRRELEVANT: Final = ("use_cache", "cache_implementation", "pad_token_id", "early_stopping", "length_penalty")
+"""Arguments of other backends that change no answer here: how they compute, and what only beam search reads."""
+INSTEAD: Final = {
+    "max_length": "it counts the prompt too; give max_gen_toks, and the window as the model's max_length",
+    "stop": "stop texts are called until",
+    "stop_strings": "stop texts are called until",
+    "stop_sequences": "stop texts are called until",
+    "enable_thinking": "it is an argument of the chat template: give it to the model and not to the generation",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +71,29 @@ def parse_gen_kwargs(
         seed: of the run, used where the arguments name none.
 
     Raises:
-        UnknownNameError: an argument that is not supported, such as a repetition penalty.
-        InvalidOptionError: a value that makes no sense.
+        UnknownNameError: an argument that nobody knows.
+        InvalidOptionError: a value that makes no sense, or an argument that would change the answer and is not
+            supported, such as beam search.
     """
-    for name in gen_kwargs:
-        if name not in KNOWN:
-            raise unknown_name("generation argument", name, KNOWN)
-    if gen_kwargs.get("num_beams") not in (None, 1):
-        raise InvalidOptionError(
-            f"num_beams={gen_kwargs['num_beams']}: beam search is not supported, use num_beams=1"
-        )
+    for name, value in gen_kwargs.items():
+        _check_supported(name, value)
     limits = [gen_kwargs[name] for name in LIMIT_NAMES if gen_kwargs.get(name) is not None]
     max_tokens = _number("max_gen_toks", limits[0] if limits else default_max_tokens, int, 1)
     return GenerationOptions(max_tokens, _stop_texts(gen_kwargs.get("until")), _sampling(gen_kwargs, seed))
+
+
+def _check_supported(name: str, value: Any) -> None:
+    if name in SUPPORTED or name in IRRELEVANT:
+        return
+    if name in INSTEAD:
+        raise InvalidOptionError(f"{name}={value!r} is not supported: {INSTEAD[name]}")
+    if name not in WITHOUT_EFFECT:
+        raise unknown_name("generation argument", name, SUPPORTED)
+    neutral = WITHOUT_EFFECT[name]
+    if value is not None and value != neutral:
+        raise InvalidOptionError(
+            f"{name}={value!r} would change the answers and is not supported: leave it out or give {neutral}"
+        )
 
 
 def _stop_texts(until: Any) -> tuple[str, ...]:
@@ -75,12 +111,11 @@ def _sampling(gen_kwargs: Mapping[str, Any], seed: int) -> Sampling:
     temperature = 0.0 if given is None else _number("temperature", given, float, 0.0)
     if do_sample is None:
         do_sample = temperature > 0
-    if not do_sample:
-        return Sampling()
-    if given is None:
+    if do_sample and given is None:
         temperature = 1.0  # what transformers samples with
-    if temperature == 0.0:
-        return Sampling()
+    penalty = _penalty(gen_kwargs.get("repetition_penalty"))
+    if not do_sample or temperature == 0.0:
+        return Sampling(repetition_penalty=penalty)
     top_p = gen_kwargs.get("top_p")
     top_k = gen_kwargs.get("top_k")
     min_p = gen_kwargs.get("min_p")
@@ -91,7 +126,17 @@ def _sampling(gen_kwargs: Mapping[str, Any], seed: int) -> Sampling:
         top_k=0 if top_k is None else max(0, _number("top_k", top_k, int, -1)),
         min_p=0.0 if min_p is None else _number("min_p", min_p, float, 0.0, 1.0),
         seed=seed if own_seed is None else _number("seed", own_seed, int, 0),
+        repetition_penalty=penalty,
     )
+
+
+def _penalty(given: Any) -> float:
+    penalty: float = 1.0 if given is None else _number("repetition_penalty", given, float, 0.0)
+    if not 0.0 < penalty < float("inf"):
+        raise InvalidOptionError(
+            f"repetition_penalty={given!r}: give a number above 0; 1 does nothing, more repeats less"
+        )
+    return penalty
 
 
 def repeat_seed(seed: int, repeat: int) -> int:

@@ -27,6 +27,17 @@ def encode(name: str, text: str) -> list[int]:
     return ids
 
 
+def watched(decode: Any, lengths: list[int]) -> Any:
+    """A decoder that writes down how many ids it is given."""
+
+    def decode_and_note(ids: Sequence[int]) -> str:
+        lengths.append(len(ids))
+        text: str = decode(ids)
+        return text
+
+    return decode_and_note
+
+
 def run(answer: AnswerText, ids: Sequence[int]) -> int:
     """Push ids until one ends the answer; how many were pushed."""
     for count, token in enumerate(ids, 1):
@@ -101,7 +112,7 @@ def test_a_character_split_over_tokens_is_whole_in_the_text_and_no_stop_before_i
 def test_broken_bytes_do_not_hide_a_stop_for_ever() -> None:
     answer = AnswerText(decoder("bytes"), ["stop"])
     ids = [0xE2] * 50 + list(b"xstop")
-    assert run(answer, ids) == len(ids)
+    assert run(answer, [*ids, *b"more"]) == len(ids)
     assert answer.finish().text.endswith("x")
 
 
@@ -122,14 +133,7 @@ def test_the_work_for_each_token_does_not_grow_with_the_text(
 ) -> None:
     """Not even where bytes are broken for ever, or nothing is ever text: what is decoded anew stays short."""
     lengths: list[int] = []
-    decode = decoder(name)
-
-    def watched(ids: Sequence[int]) -> str:
-        lengths.append(len(ids))
-        text: str = decode(ids)
-        return text
-
-    assert run(AnswerText(watched, ["stop"], thinking), ids) == len(ids)
+    assert run(AnswerText(watched(decoder(name), lengths), ["stop", "\n\n"], thinking), ids) == len(ids)
     assert max(lengths) <= 2 * MOST_TOKENS
     assert len(lengths) <= 4 * len(ids)
 
@@ -140,20 +144,15 @@ def test_a_stop_after_many_characters_that_are_spelled_in_bytes(name: str, befor
     """A decoder with bytes for rare characters shows none of a run of them while the last is incomplete."""
     ids = encode(name, "a" * before + "中" * 40 + "文")
     answer = AnswerText(decoder(name), ["中" * 12 + "文"])
-    assert run(answer, ids) == len(ids)
+    assert run(answer, [*ids, *ids]) == len(ids)
     assert answer.finish().text == decoder(name)(ids)[:-13]
 
 
 def test_without_stops_nothing_is_decoded_until_the_end() -> None:
-    decoded: list[Sequence[int]] = []
-
-    def watched(ids: Sequence[int]) -> str:
-        decoded.append(ids)
-        return "x" * len(ids)
-
-    answer = AnswerText(watched, thinking=THINKING)
-    assert run(answer, range(300)) == 300
-    assert not decoded
+    lengths: list[int] = []
+    answer = AnswerText(watched(decoder("bytes"), lengths), thinking=THINKING)
+    assert run(answer, list(b"x" * 300)) == 300
+    assert not lengths
     assert answer.finish().text == "x" * 300
 
 
@@ -185,9 +184,9 @@ def trimmed(ids: Sequence[int]) -> str:
 
 
 def test_a_decoder_that_drops_what_stands_at_the_end_until_more_follows() -> None:
-    ids = list(b"word" + b"\n" * 5 + b"word" + b" " * 60 + b"\n\nx")
+    ids = list(b"word" + b"\n" * 5 + b"word" + b" " * 4 + b"\n\nx")
     answer = AnswerText(trimmed, ["\n\nx"])
-    assert run(answer, ids) == len(ids)
+    assert run(answer, [*ids, *b"more"]) == len(ids)
     assert answer.finish().text == trimmed(ids).split("\n\nx")[0]
     assert run(AnswerText(trimmed, ["d\n\n"]), ids) == len("word\n\n\n\n\nw"), "not before it is in the text"
 
@@ -221,6 +220,19 @@ def test_a_stop_inside_the_section_does_not_count_and_the_section_is_removed(nam
     assert answer_of(name, text, ["fir"], THINKING) == "The answer\n\nmore"
 
 
+@pytest.mark.parametrize("thinking", [THINKING, Thinking(None, "</think>")])
+@pytest.mark.parametrize("space", ["\n\n", "\n" * 60, " \n\n "])
+def test_white_space_after_the_section_is_no_stop_as_it_is_no_part_of_the_answer(
+    thinking: Thinking, space: str
+) -> None:
+    text = f"<think>first</think>{space}The answer\n\nmore"
+    lengths: list[int] = []
+    answer = AnswerText(watched(decoder("bytes"), lengths), ["\n\n"], thinking)
+    assert run(answer, encode("bytes", text)) == len(text) - len("more")
+    assert sum(length > 2 * MOST_TOKENS for length in lengths) <= 1
+    assert answer.finish() == ("The answer", False)
+
+
 def test_a_section_opened_by_the_prompt() -> None:
     text = "first\n\nsecond</think>The answer\n\nmore"
     assert answer_of("bytes", text, ["\n\n"], THINKING, in_thinking=True) == "The answer"
@@ -245,8 +257,8 @@ def test_a_second_section_is_removed_too() -> None:
 def test_the_end_as_a_special_token() -> None:
     thinking = Thinking("<|think|>", "<|endthink|>", (THINK_END,), (THINK,))
     answer = AnswerText(decoder("bytes"), ["\n"], thinking)
-    ids = [THINK, *b"one\ntwo", THINK_END, *b"\xc3\xa9n\nmore"]
-    assert run(answer, ids) == ids.index(THINK_END) + 5
+    ids = [THINK, *b"one\ntwo", THINK_END, *b"\n\n\xc3\xa9n\nmore"]
+    assert run(answer, ids) == ids.index(THINK_END) + 7
     assert answer.finish() == ("én", False)
 
 
@@ -291,6 +303,7 @@ def oracle(
             is_open = (by_ids or (thinking.start is None and not first)) and not end
             is_open = is_open or (thinking.start is not None and thinking.start in answer)
             begins_late = begins_late or bool(end)
+        answer = answer.lstrip() if begins_late else answer
         cut = min((answer.find(stop) for stop in stops if stop in answer), default=None)
         if (cut is not None and not is_open) or count == len(ids):
             if is_open and thinking and thinking.start is not None:
@@ -334,6 +347,11 @@ def test_long_texts_with_everything_in_them_agree_with_the_oracle(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(stops_module, "KEPT_TOKENS", kept)
         patched.setattr(stops_module, "MOST_TOKENS", most)
-        answer = AnswerText(decode, stops, thinking, in_thinking)
-        found = (run(answer, ids), answer.finish())
+        lengths: list[int] = []
+        answer = AnswerText(watched(decode, lengths), stops, thinking, in_thinking)
+        count = run(answer, ids)
+        assert sum(length > 2 * (most + kept) for length in lengths) <= 1, (
+            "the whole text, before it is complete"
+        )
+        found = (count, answer.finish())
     assert found == oracle(decode, ids, stops, thinking, in_thinking)

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from mlx_eval.errors import InvalidOptionError, UnknownNameError
-from mlx_eval.harness.gen_kwargs import GenerationOptions, parse_gen_kwargs, repeat_seed
+from mlx_eval.harness.gen_kwargs import (
+    INSTEAD,
+    WITHOUT_EFFECT,
+    GenerationOptions,
+    parse_gen_kwargs,
+    repeat_seed,
+)
 from mlx_eval.records import Sampling
 
 
@@ -69,6 +75,14 @@ def test_limits(given: dict[str, Any], limit: int) -> None:
             Sampling(0.6, 0.95, 20, 0.1, 9),
         ),
         ({"do_sample": True, "top_k": -1, "top_p": None, "min_p": None}, Sampling(1.0, seed=5)),
+        ({"repetition_penalty": 1.2}, Sampling(repetition_penalty=1.2)),
+        (
+            {"do_sample": False, "temperature": 1, "repetition_penalty": "1.2"},
+            Sampling(repetition_penalty=1.2),
+        ),
+        ({"temperature": 0.8, "repetition_penalty": 0.9}, Sampling(0.8, seed=5, repetition_penalty=0.9)),
+        ({"repetition_penalty": 1}, Sampling()),
+        ({"repetition_penalty": None}, Sampling()),
     ],
 )
 def test_sampling(given: dict[str, Any], sampling: Sampling) -> None:
@@ -88,7 +102,12 @@ def test_sampling(given: dict[str, Any], sampling: Sampling) -> None:
         {"temperature": 1, "min_p": -0.1},
         {"temperature": 1, "seed": -1},
         {"temperature": float("nan")},
-        {"num_beams": 4},
+        {"do_sample": "maybe"},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": -1.2},
+        {"repetition_penalty": "strong"},
+        {"repetition_penalty": float("inf")},
+        {"repetition_penalty": float("nan")},
     ],
 )
 def test_values_that_make_no_sense_are_named(given: dict[str, Any]) -> None:
@@ -96,13 +115,42 @@ def test_values_that_make_no_sense_are_named(given: dict[str, Any]) -> None:
         parse(**given)
 
 
-def test_one_beam_is_no_beam_search() -> None:
-    assert parse(num_beams=1) == parse()
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_arguments_of_other_backends_are_taken_where_they_do_nothing_and_refused_where_not(name: str) -> None:
+    assert parse(**{name: WITHOUT_EFFECT[name]}) == parse(**{name: None}) == parse()
+    for value in (7, "most", [1]):
+        with pytest.raises(
+            InvalidOptionError, match=f"{name}=.* would change the answers and is not supported"
+        ):
+            parse(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["repetition_penalty", "untill", "max_gen_tok"])
-def test_unknown_arguments_are_named(name: str) -> None:
-    with pytest.raises(UnknownNameError, match=f"unknown generation argument '{name}'"):
+def test_arguments_that_change_no_answer_are_taken() -> None:
+    """Those of beam search as well: without beams nothing reads them."""
+    assert parse(use_cache=False, pad_token_id=0, early_stopping=True, length_penalty=0.5) == parse()
+
+
+@pytest.mark.parametrize(("name", "instead"), INSTEAD.items())
+def test_arguments_of_other_backends_that_have_a_name_of_their_own_here_say_so(
+    name: str, instead: str
+) -> None:
+    with pytest.raises(InvalidOptionError, match=f"^{name}=5 is not supported: .*{instead[-12:]}$"):
+        parse(**{name: 5})
+
+
+def test_what_lm_evals_tasks_ask_for_is_understood() -> None:
+    """Every argument that a task of lm-eval 0.4.13 has, with values that stand in one."""
+    greedy = {"until": ["\n"], "do_sample": False, "temperature": 1, "num_beams": 1, "max_new_tokens": 16}
+    assert parse(**greedy) == GenerationOptions(16, ("\n",), Sampling())
+    sampled = {"until": [], "do_sample": True, "temperature": 0.2, "top_p": 0.95, "max_gen_toks": 1024}
+    assert parse(**sampled) == GenerationOptions(1024, (), Sampling(0.2, 0.95, seed=5))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("untill", "until"), ("max_gen_tok", "max_gen_toks"), ("penalty", "")]
+)
+def test_unknown_arguments_are_named(name: str, near: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"unknown generation argument '{name}'.*{near}"):
         parse(**{name: 1})
 
 
