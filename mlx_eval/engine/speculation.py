@@ -45,11 +45,18 @@ SHORTER_WAIT: Final = 0.9
 TOO_LONG: Final = 1.5
 """How many times as long as the same tokens one by one a first step of its size may take and be believed."""
 
-LEARNT: Final = 0.1
-MOST_OFF: Final = 0.5
+ENOUGH: Final = 3
+"""Measurements of a plain step without which nothing is drafted: the first of its size may be a slow one."""
 
-SAMPLES: Final = 5
-"""Measurements of one size that are remembered: two that are far off do not change their median."""
+LEARNT: Final = 0.2
+"""Share of the last difference between what a step with drafts took and what it was expected to that goes into what
+the next is expected to. The length that looks best is often the one whose measurements were lucky."""
+
+MOST_OFF: Final = 0.5
+"""The greatest such difference, as a logarithm, that is learnt from at once."""
+
+SAMPLES: Final = 7
+"""Measurements of one size that are remembered: three that are far off do not change their median."""
 
 SECOND_TRY: Final = 3
 """Tokens of the drafts that are tried after those of one token, if they pay unless each further token costs as much
@@ -267,13 +274,13 @@ class _Measured:
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
         self.seconds: dict[int, float] = {}
-        """The median of the newest ones of each size, or the lower of two: the first of its kind is often slow."""
+        """The median of the newest ones of each size."""
 
     def add(self, num_tokens: int, seconds: float) -> None:
         """Take a measurement."""
         samples = self._samples.setdefault(num_tokens, deque(maxlen=SAMPLES))
         samples.append(seconds)
-        self.seconds[num_tokens] = statistics.median(samples) if len(samples) > 2 else min(samples)
+        self.seconds[num_tokens] = statistics.median(samples)
 
     def num_samples(self, num_tokens: int) -> int:
         """How many measurements of a size are remembered."""
@@ -286,7 +293,7 @@ class _Costs:
     def __init__(self) -> None:
         self._plain = _Measured()
         self._drafts = _Measured()
-        self._excess = 0.0
+        self._excess = 0.0  # logarithm of how much longer steps with drafts take than their measurements say
         self._sizes: set[int] = set()  # of steps with drafts, ever
 
     def add_plain(self, num_rows: int, seconds: float) -> None:
@@ -316,8 +323,8 @@ class _Costs:
         self._drafts = _Measured()
 
     def plain(self, num_rows: int) -> float | None:
-        """Of a plain step; None: it was not measured twice."""
-        return self._plain.seconds[num_rows] if self._plain.num_samples(num_rows) > 1 else None
+        """Of a plain step; None: it was measured too seldom."""
+        return self._plain.seconds[num_rows] if self._plain.num_samples(num_rows) >= ENOUGH else None
 
     def shortest(self, num_rows: int) -> float | None:
         """Of the only size of steps with drafts that was measured above so many tokens; None: no or several sizes."""

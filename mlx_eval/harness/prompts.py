@@ -9,7 +9,7 @@ from typing import Any
 
 from mlx_eval.engine.stops import Thinking
 from mlx_eval.harness.encoding import Encoder, fit_prompt
-from mlx_eval.harness.gen_kwargs import parse_gen_kwargs, repeat_seed
+from mlx_eval.harness.gen_kwargs import parse_gen_kwargs, request_seed
 from mlx_eval.records import GenerationRequest, Sampling
 
 
@@ -79,7 +79,7 @@ def generation_requests(
 def _with_own_seeds(
     arguments: Sequence[tuple[str, Mapping[str, Any]]], samplings: Sequence[Sampling]
 ) -> list[Sampling]:
-    """Sampled requests with a seed each: the same request asked again must not give the same text."""
+    """Sampled requests with a seed each: neither the same request asked again nor another one draws the same noise."""
     repeats: dict[tuple[str, str], int] = {}
     seeded = []
     for (text, gen_kwargs), sampling in zip(arguments, samplings, strict=True):
@@ -88,5 +88,5 @@ def _with_own_seeds(
             continue
         key = (text, json.dumps(dict(gen_kwargs), sort_keys=True, default=str))
         repeats[key] = repeats.get(key, -1) + 1
-        seeded.append(sampling.with_seed(repeat_seed(sampling.seed, repeats[key])))
+        seeded.append(sampling.with_seed(request_seed(sampling.seed, text, repeats[key])))
     return seeded

@@ -10,7 +10,7 @@ from mlx_eval.harness.gen_kwargs import (
     WITHOUT_EFFECT,
     GenerationOptions,
     parse_gen_kwargs,
-    repeat_seed,
+    request_seed,
 )
 from mlx_eval.records import Sampling
 
@@ -155,7 +155,7 @@ def test_unknown_arguments_are_named(name: str, near: str) -> None:
 
 
 def test_every_repeat_has_a_seed_of_its_own() -> None:
-    seeds = {repeat_seed(seed, repeat) for seed in range(20) for repeat in range(20)}
+    seeds = {request_seed(seed, "p", repeat) for seed in range(20) for repeat in range(20)}
     assert len(seeds) == 400
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert repeat_seed(1, 2) == repeat_seed(1, 2)
+    assert request_seed(1, "p", 2) == request_seed(1, 2)
