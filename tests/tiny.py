@@ -301,7 +301,7 @@ class ScriptedModel(nn.Module):
         begin = begin[:, None] if isinstance(begin, mx.array) and begin.ndim else begin
         now = mx.broadcast_to(begin + mx.arange(steps), inputs.shape)  # [B, T]
         mask = create_attention_mask(inputs[..., None], layer, return_array=True)
-        seen, places = (array.astype(mx.float32)[:, None, :, None] for array in (inputs, now))  # [B, 1, T, 1]
+        seen, places = (array.astype(mx.float32)[:, None, :, None] for array in (inputs, now))
         if layer is not None:
             seen, places = layer.update_and_fetch(seen, places)
         seen, places = (array[:, 0, :, 0].astype(mx.int32)[:, None] for array in (seen, places))  # [B, 1, L]

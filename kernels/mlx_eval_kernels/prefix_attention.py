@@ -149,7 +149,7 @@ def row_attention(
     """Attend to own keys alone, in plain MLX, with grouped-query heads.
 
     For the CPU device, where MLX's own attention takes twice as long for rows of a token or a few
-    (benchmarks/row_attention.py); on Metal `mx.fast.scaled_dot_product_attention` is a kernel.
+    (benchmarks/LOG.md); on Metal `mx.fast.scaled_dot_product_attention` is a kernel.
 
     Args:
         queries: [B, G * H, T, D], G of them for each head of keys.
@@ -175,7 +175,7 @@ def row_attention(
 def _attend_grouped(
     queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str | None
 ) -> tuple[mx.array, mx.array]:
-    """Attention [B, H, G * T, E] of scaled queries [B, H, G, T, D] and the logsumexp [B, H, G * T, 1] of its scores."""
+    """Attention [B, H, G * T, E] of scaled queries [B, H, G, T, D], and its scores' logsumexp [B, H, G * T, 1]."""
     batch, heads, groups, length, width = queries.shape
     return _attend(
         queries.reshape(batch, heads, groups * length, width),

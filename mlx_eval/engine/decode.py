@@ -31,6 +31,7 @@ from mlx_eval.engine.stops import Decode, Thinking
 from mlx_eval.engine.together import Decoding, find_decoding
 from mlx_eval.errors import OutOfMemoryError
 from mlx_eval.models.head import RowHead
+from mlx_eval.models.loaded import num_positions
 from mlx_eval.records import Generation, GenerationRequest
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Decoder:
         self._model = model
         self._given_sharing = sharing
         self._given_decoding = decoding
-        self._speculate = speculate
+        self._speculation = None if speculate == 0 else Speculation(speculate)
         self.counts = DecodeCounts() if counts is None else counts
         """Of all runs."""
 
@@ -174,10 +175,9 @@ class Decoder:
             self._model, self.sharing, rows, budget.scoring_limits(self.sharing.cache), max_rows
         )
         caches = RowCaches(self.sharing.caches(self._model))
-        batch = RowBatch(self._model, caches)
-        speculation = None
-        if self._speculate != 0 and self._decoding.drafts:
-            speculation = Speculation(self._speculate)
+        batch = RowBatch(self._model, caches, num_positions(self._model))
+        speculation = self._speculation if self._decoding.drafts else None
+        drafted, accepted = (speculation.drafted, speculation.accepted) if speculation else (0, 0)
         going = _Going(arrivals, caches, batch, speculation)
         splits = self.sharing.way.splits_attention
         try:
@@ -188,8 +188,10 @@ class Decoder:
             self._count(arrivals, batch)
             self.counts.peak_rows = max(self.counts.peak_rows, going.peak_rows)
             if speculation:
-                self.counts.drafted_tokens += speculation.drafted
-                self.counts.accepted_tokens += speculation.accepted
+                self.counts.drafted_tokens += speculation.drafted - drafted
+                self.counts.accepted_tokens += speculation.accepted - accepted
+                for row in rows:
+                    speculation.end(row.index)
 
     def _count(self, arrivals: Arrivals, batch: RowBatch) -> None:
         counts, prompts = self.counts, arrivals.counts
@@ -251,6 +253,7 @@ class _Going:
         while not self._is_short and (taken := self._arrivals.take(self._caches)):
             rows, read = taken
             self._batch.join([row.start() for row in rows], read)
+            self._seconds()  # what it took to read prompts is no step's
             for row in rows:
                 self._rows[row.index] = row
                 if self._speculation and row.is_plain:
@@ -267,10 +270,11 @@ class _Going:
             if speculation:
                 speculation.stepped(num_rows, self._seconds())
             return
-        yield from self._deliver(self._batch.catch_up())
-        self._seconds()
+        if known := self._batch.catch_up():
+            yield from self._deliver(known)
+            self._seconds()
         num_rows = len(self._batch)
-        drafts = speculation.drafts(num_rows) if num_rows else {}
+        drafts = self._batch.fitting(speculation.drafts(num_rows)) if num_rows else {}
         if drafts:
             tokens = self._batch.verify(drafts)
             counts = dict.fromkeys(drafts, -1)
@@ -280,6 +284,9 @@ class _Going:
             lengths = {row: len(draft) for row, draft in drafts.items()}
             speculation.verified(num_rows, counts, lengths, self._seconds())
             yield from self._deliver(tokens)
+        elif num_rows:
+            yield from self._deliver(self._batch.step())
+            speculation.stepped(num_rows, self._seconds())
 
     def _deliver(self, tokens: Sequence[Token]) -> Iterator[tuple[AnswerRow, Token]]:
         """Yield tokens with their rows; those that are done then leave."""
@@ -290,14 +297,13 @@ class _Going:
                 self._batch.num_discarded += 1
                 continue
             yield row, token
+            if self._speculation and row.is_plain:
+                self._speculation.push(row.index, [token.token_id])
             if row.finish_reason:
                 del self._rows[row.index]
                 ended.add(row.index)
-            if self._speculation and row.is_plain:
-                if row.finish_reason:
+                if self._speculation:
                     self._speculation.end(row.index)
-                else:
-                    self._speculation.push(row.index, [token.token_id])
         self._batch.leave(ended)
 
     def _put_back(self) -> None:
@@ -306,6 +312,8 @@ class _Going:
         rows = sorted(self._rows.values(), key=lambda row: len(row.answer_ids))[: len(self._rows) // 2]
         for row in rows:
             del self._rows[row.index]
+            if self._speculation:
+                self._speculation.end(row.index)
         self._batch.leave({row.index for row in rows})
 
     def _seconds(self) -> float:

@@ -80,6 +80,11 @@ class RowCaches:
         return self.table.num_rows - len(self._holes)
 
     @property
+    def longest(self) -> int:
+        """Tokens that the longest row has read."""
+        return int(self.table.lengths.max(initial=0))
+
+    @property
     def num_slots(self) -> int:
         """The most slots that a row has in use."""
         filled = self.table.filled(None)
@@ -212,6 +217,8 @@ class PlainCaches:
         """Start without a row."""
         self.objects: list[Any] = []
         self.num_rows = 0
+        self.longest = 0
+        """Not counted: there are no drafts."""
         self.nbytes = 0
         """Not counted: there is no other row to make room for."""
 

@@ -26,7 +26,7 @@ from mlx_eval.engine.lookup import LONGEST, Lookup
 MOST: Final = 16
 """Tokens of the longest draft that is chosen by itself."""
 
-MARGIN: Final = 1.05
+MARGIN: Final = 1.1
 """How many times as many tokens a second as plain steps drafts must promise: a step with drafts waits for the one
 before it, and figures are estimates."""
 
@@ -57,6 +57,9 @@ MOST_OFF: Final = 0.5
 
 SAMPLES: Final = 7
 """Measurements of one size that are remembered: three that are far off do not change their median."""
+
+TICK: Final = 1e-9
+"""The least seconds that count: a clock may give the same time twice."""
 
 SECOND_TRY: Final = 3
 """Tokens of the drafts that are tried after those of one token, if they pay unless each further token costs as much
@@ -282,9 +285,9 @@ class _Measured:
         samples.append(seconds)
         self.seconds[num_tokens] = statistics.median(samples)
 
-    def num_samples(self, num_tokens: int) -> int:
-        """How many measurements of a size are remembered."""
-        return len(self._samples.get(num_tokens, ()))
+    def sizes(self, num_samples: int) -> list[int]:
+        """Those that were measured so many times or more."""
+        return [size for size, samples in self._samples.items() if len(samples) >= num_samples]
 
 
 class _Costs:
@@ -298,7 +301,7 @@ class _Costs:
 
     def add_plain(self, num_rows: int, seconds: float) -> None:
         """Measured: a plain step."""
-        self._plain.add(num_rows, seconds)
+        self._plain.add(num_rows, max(seconds, TICK))
 
     def add_drafts(self, num_rows: int, num_tokens: int, seconds: float) -> bool:
         """Measured: a step with drafts.
@@ -307,7 +310,8 @@ class _Costs:
             Whether it counts: the first of a size does not where it took much longer than as many tokens in plain
             steps, for it may have set something up.
         """
-        plain = self._plain.seconds.get(num_rows)
+        seconds = max(seconds, TICK)
+        plain = self.plain(num_rows)
         is_first = num_tokens not in self._sizes
         self._sizes.add(num_tokens)
         if is_first and plain and seconds > TOO_LONG * plain * num_tokens / num_rows:
@@ -323,8 +327,16 @@ class _Costs:
         self._drafts = _Measured()
 
     def plain(self, num_rows: int) -> float | None:
-        """Of a plain step; None: it was measured too seldom."""
-        return self._plain.seconds[num_rows] if self._plain.num_samples(num_rows) >= ENOUGH else None
+        """The least that a plain step may take: as measured, or by those of more and of fewer rows.
+
+        Returns:
+            Seconds; None: nothing is known.
+        """
+        known = self._plain.sizes(ENOUGH)
+        if num_rows in known:
+            return self._plain.seconds[num_rows]
+        found = [self._plain.seconds[size] * min(1, num_rows / size) for size in known]
+        return max(found, default=None)
 
     def shortest(self, num_rows: int) -> float | None:
         """Of the only size of steps with drafts that was measured above so many tokens; None: no or several sizes."""
@@ -337,13 +349,13 @@ class _Costs:
         Plain steps of more rows are measurements of such sizes too, where there are none with drafts.
 
         Args:
-            num_rows: of the steps; that of a plain one must be known.
+            num_rows: of the steps; `plain` must know something of them.
             num_tokens: of each step, more than its rows, ascending.
 
         Returns:
             Seconds of the first steps of these: as many as are known.
         """
-        points = {num_rows: self._plain.seconds[num_rows]}
+        points = {num_rows: self.plain(num_rows) or 0.0}
         for measured in (self._plain, self._drafts):
             points |= {size: seconds for size, seconds in measured.seconds.items() if size > num_rows}
         sizes = sorted(points)

@@ -78,15 +78,19 @@ class _Sent(NamedTuple):
 class RowBatch:
     """The rows that are computed together, with their caches."""
 
-    def __init__(self, model: nn.Module, caches: RowCaches | PlainCaches) -> None:
+    def __init__(
+        self, model: nn.Module, caches: RowCaches | PlainCaches, num_positions: int | None = None
+    ) -> None:
         """Start with no rows.
 
         Args:
             model: an mlx-lm model.
             caches: of the same model, without rows.
+            num_positions: of a model with a learned table of them, which no draft may go beyond.
         """
         self._model = model
         self._caches = caches
+        self._num_positions = num_positions
         self._places: list[_Row | None] = []
         self._inputs = mx.zeros(0, mx.uint32)  # [B] each place's newest token, which no step has read
         self._sent: _Sent | None = None
@@ -137,14 +141,25 @@ class RowBatch:
         before, self._sent = self._sent, None
         return [] if before is None else _read(before)
 
+    def fitting(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
+        """Drafts by row, cut where the row's limit comes before, or a position that the model has not; none empty."""
+        room = None
+        if self._num_positions is not None:
+            room = self._num_positions - self._caches.longest - 1
+        cut = {
+            row.number: drafts[row.number][: min(row.num_left - 1, row.num_left if room is None else room)]
+            for row in self._places
+            if row is not None and row.number in drafts
+        }
+        return {number: draft for number, draft in cut.items() if len(draft)}
+
     def verify(self, drafts: Mapping[int, Sequence[int]]) -> list[Token]:
         """Compute a step in which rows go on with as many of their drafted tokens as are the model's own.
 
         No step may be on its way.
 
         Args:
-            drafts: by row; of greedy rows only. They are cut where the limit of any row comes before: nothing is
-                computed beyond a limit.
+            drafts: by row, as `fitting` has cut them; of greedy rows only.
 
         Returns:
             One token or more for each row, those of a row in order.
@@ -152,10 +167,10 @@ class RowBatch:
         if self._sent is not None:
             raise ValueError("a step is on its way: its tokens must be read first")
         rows = self._compacted()
-        length = min(1 + max(map(len, drafts.values()), default=0), *(row.num_left for row in rows))
+        length = 1 + max(map(len, drafts.values()), default=0)
         inputs = np.full((len(rows), length), PAD_ID, np.uint32)
         for place, row in enumerate(rows):
-            ids = (row.newest_id, *drafts.get(row.number, ()))[:length]
+            ids = (row.newest_id, *drafts.get(row.number, ()))
             inputs[place, : len(ids)] = ids
         logits = self._forward(mx.array(inputs))  # [B, T, V]
         found = logprob(logits.reshape(-1, logits.shape[-1]), mx.zeros((inputs.size, 0), mx.int32))
@@ -169,7 +184,7 @@ class RowBatch:
         read = np.zeros(len(rows), np.int32)
         best_ids, best_scores = np.array(best), np.array(scores)
         for place, row in enumerate(rows):
-            draft = np.array(drafts.get(row.number, ())[: length - 1], np.int64)
+            draft = np.array(drafts.get(row.number, ()), np.int64)
             wrong = np.flatnonzero(best_ids[place, : draft.size] != draft)
             count = 1 + (int(wrong[0]) if wrong.size else draft.size)
             read[place] = count

@@ -141,7 +141,9 @@ def _penalty(given: Any) -> float:
 
 def request_seed(seed: int, prompt: str, repeat: int) -> int:
     """The seed of the n-th time that a prompt is sampled with the same options: two requests share no noise."""
-    digest = hashlib.blake2b(f"{seed}:{repeat}:{prompt}".encode(errors="surrogatepass"), digest_size=8).digest()
+    digest = hashlib.blake2b(
+        f"{seed}:{repeat}:{prompt}".encode(errors="surrogatepass"), digest_size=8
+    ).digest()
     return int.from_bytes(digest, "big") >> 1
 
 

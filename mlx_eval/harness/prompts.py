@@ -79,7 +79,7 @@ def generation_requests(
 def _with_own_seeds(
     arguments: Sequence[tuple[str, Mapping[str, Any]]], samplings: Sequence[Sampling]
 ) -> list[Sampling]:
-    """Sampled requests with a seed each: neither the same request asked again nor another one draws the same noise."""
+    """Sampled requests with a seed each: neither the same request asked again nor another draws the same noise."""
     repeats: dict[tuple[str, str], int] = {}
     seeded = []
     for (text, gen_kwargs), sampling in zip(arguments, samplings, strict=True):

@@ -53,10 +53,7 @@ class LoadedModel:
     @property
     def num_positions(self) -> int | None:
         """Rows of the learned position table; None for models that compute positions (rotary, ALiBi)."""
-        for name, module in self.model.named_modules():
-            if name.rsplit(".", 1)[-1] in POSITION_TABLES and "weight" in module:
-                return int(module.weight.shape[0])
-        return None
+        return num_positions(self.model)
 
     @property
     def dtype(self) -> str:
@@ -103,6 +100,14 @@ class LoadedModel:
         for name, array in sorted(named_arrays(self.model).items()):
             digest.update(f"{name} {array.shape} {array.dtype} {_checksum(array)}\n".encode())
         return digest.hexdigest()[:16]
+
+
+def num_positions(model: nn.Module) -> int | None:
+    """Rows of a model's learned position table; None for models that compute positions (rotary, ALiBi)."""
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] in POSITION_TABLES and "weight" in module:
+            return int(module.weight.shape[0])
+    return None
 
 
 def context_window(config: Mapping[str, Any], tokenizer: Any) -> int:

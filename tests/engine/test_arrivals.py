@@ -127,7 +127,8 @@ def test_memory_of_long_answers_is_set_aside_up_to_what_is_expected(monkeypatch:
 
 def test_rows_are_as_wide_as_the_widest_in_the_batch() -> None:
     """All rows have places in one buffer."""
-    waiting = Waiting(answer_rows([[1] * 41, *([row] * 3 for row in range(2, 8))], [15, 7] + [7] * 5), kv_bytes=1280)
+    rows = answer_rows([[1] * 41, *([row] * 3 for row in range(2, 8))], [15, *[7] * 6])
+    waiting = Waiting(rows, max_rows=8, kv_bytes=1280)
     assert waiting.take() == [0]
     # 960 bytes, 8 * 40 of which each row takes beside the first: without it, each would take 72
     assert len(waiting.take_all()) == 2

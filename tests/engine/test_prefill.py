@@ -71,8 +71,8 @@ def nested() -> tuple[ScoringPlan, RowKey, list[RowKey]]:
     ("run_tokens", "passage", "header"),
     [
         (0, "itself", "itself"),
-        (150, "itself", "itself"),  # 6 * 30 - 30
-        (151, "header", "itself"),
+        (110, "itself", "itself"),  # 6 * 30 tokens that rows would read, and 70 that the run reads
+        (111, "header", "itself"),
         (440, "header", "itself"),  # 12 * 40 - 40
         (441, "nothing", "nothing"),
     ],
@@ -134,7 +134,8 @@ def assert_rows(model: nn.Module, ids: tuple[int, ...], rows: ReadRows, row: int
             arrays = arrays_in(cache)
             assert len(arrays) == len(part)
             for array, own in zip(arrays, part, strict=True):
-                np.testing.assert_allclose(own, np.array(array)[0], rtol=0, atol=TOLERANCE)
+                # states grow to hundreds
+                np.testing.assert_allclose(own, np.array(array)[0], rtol=1e-5, atol=TOLERANCE)
 
 
 def ordered(cache: Any, array: mx.array, length: int) -> np.ndarray:
@@ -224,25 +225,31 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
 
 
 def test_the_output_layer_is_never_computed() -> None:
-    """It asks for more memory than there is."""
+    """It takes 64 MiB that nothing else needs."""
     model, (sharing, _) = tiny_model(vocab_size=VOCAB, seed=3), allowed()
     head = model.lm_head
 
-    class Endless(type(head)):  # type: ignore[misc]  # the class of a loaded layer
+    class Large(type(head)):  # type: ignore[misc]  # the class of a loaded layer
         def __call__(self, states: mx.array) -> mx.array:
-            return super().__call__(states) + mx.sum(mx.random.uniform(shape=(2**20, 2**20, 2**6)))
+            return super().__call__(states) + mx.sum(mx.arange(2**24, dtype=mx.float32))
 
-    head.__class__ = Endless
-    with pytest.raises(RuntimeError, match="malloc"):
-        mx.eval(model(mx.array([[1, 2, 3]])))
+    head.__class__ = Large
+
+    def peak(*arrays: Any) -> float:
+        mx.eval(arrays)
+        return (mx.get_peak_memory() - before) / 2**20
+
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
     read = read_prompts(model, sharing, [tuple(range(8, 30)), tuple(range(8, 20))])
-    mx.eval([rows.arrays() for _, rows in read])
-    mx.eval([cache.state for cache in read_alone(model, [1, 2, 3])])
+    alone = read_alone(model, [1, 2, 3])
+    assert peak([rows.arrays() for _, rows in read], [cache.state for cache in alone]) < 16
+    assert peak(model(mx.array([[1, 2, 3]]))) > 64
 
 
 def prefixes_alive() -> int:
     gc.collect()
-    return sum(isinstance(one, Prefix) for one in gc.get_objects())
+    return sum(type(one) is Prefix for one in gc.get_objects())
 
 
 def test_stems_are_let_go_once_their_last_row_was_given() -> None:

@@ -21,8 +21,8 @@ from mlx_eval import config
 from mlx_eval.engine import budget, execute
 from mlx_eval.engine.batches import CacheSize, Level, Limits, ScoringPlan, Sharing
 from mlx_eval.engine.execute import Executor, Tally
-from mlx_eval.engine.kv import CacheFactory
 from mlx_eval.engine.held import Held
+from mlx_eval.engine.kv import CacheFactory
 from mlx_eval.engine.plan import plan_scoring
 from mlx_eval.engine.score import Scorer
 from mlx_eval.engine.sharing import WAYS, ModelSharing, Way

@@ -82,7 +82,7 @@ def test_a_mask_shows_each_token_what_its_row_has_before_it(
         found = {int(base[row]) + int(slot) for slot in np.flatnonzero(mask[row, 0, token])}
         own = {place for place in seen(table, row, token, window) if place >= base[row]}
         assert found == own
-        if keeps:  # nothing that the window shows was left out when the row joined
+        if kept is not None:  # nothing that the window shows was left out when the row joined
             assert own == seen(table, row, token, window)
 
 

@@ -158,4 +158,5 @@ def test_every_repeat_has_a_seed_of_its_own() -> None:
     seeds = {request_seed(seed, "p", repeat) for seed in range(20) for repeat in range(20)}
     assert len(seeds) == 400
     assert all(0 <= seed < 2**63 for seed in seeds)
-    assert request_seed(1, "p", 2) == request_seed(1, 2)
+    assert request_seed(1, "p", 2) == request_seed(1, "p", 2)
+    assert request_seed(1, "p", 2) != request_seed(1, "q", 2)
