@@ -273,7 +273,8 @@ class ScriptedModel(nn.Module):
     """After the token of script k it writes that script, then end-of-sequence tokens.
 
     It finds its place by looking back through the cache, as attention does, by the positions that it put there and
-    through the mask that the cache makes: wrong caches give wrong texts. `spread` makes other tokens likely too, for sampling.
+    through the mask that the cache makes: wrong caches give wrong texts. `spread` makes other tokens likely too, for
+    sampling.
     """
 
     def __init__(self, *scripts: Sequence[int] | str, spread: float = 0.0) -> None:

@@ -55,8 +55,8 @@ def test_the_figures_are_those_of_the_run(job: Job) -> None:
     assert max(plan.peak_kv_bytes for plan in plans) == record["peak_kv_bytes"]
     assert told.generation is not None
     assert told.generation.num_requests == record["requests"]["generate_until"]
-    assert told.generation.prompt_tokens == record["tokens"]["prompt"]
-    assert record["tokens"]["generated"] <= told.generation.max_tokens == 10
+    assert told.generation.prompt_tokens == record["decoding"]["prompt_tokens"]
+    assert record["decoding"]["generated_tokens"] <= told.generation.max_tokens == 10
     assert told.is_tested
     assert told.seconds is not None
     assert told.seconds > 0

@@ -1,14 +1,15 @@
-"""What tests of decoding share: models with what they allow, rows that are read and joined, and the oracle's verdict."""
+"""What tests of decoding share: models with what they allow, rows that are read and joined, the oracle's verdict."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pytest
 from mlx import nn
 
 from mlx_eval import config
@@ -53,7 +54,13 @@ TOGETHER: Final = Decoding(together=True, drafts=True)
 @functools.cache
 def random_model(kind: str = "llama", seed: int = 3) -> nn.Module:
     """The same model for all tests: not to be changed."""
-    return tiny_model(kind, VOCAB, seed, **KINDS[kind])
+    model = tiny_model(kind, VOCAB, seed, **KINDS[kind])
+    _KEPT.append(id(model))
+    return model
+
+
+_KEPT: Final[list[int]] = []
+"""The models that live as long as the tests."""
 
 
 @functools.cache
@@ -170,11 +177,12 @@ _ORACLE: dict[tuple[int, tuple[int, ...]], list[int]] = {}
 
 
 def oracle_answer(model: nn.Module, prompt: tuple[int, ...], count: int) -> list[int]:
-    """`oracle_generate` of a model that lives as long as the tests, computed once."""
+    """`oracle_generate`; that of a `random_model`, which no test changes, is computed once."""
     known = _ORACLE.get((id(model), prompt), [])
     if len(known) < count and (not known or known[-1] != EOS):
         known, _ = oracle_generate(model, prompt, count, (EOS,))
-        _ORACLE[id(model), prompt] = known
+        if id(model) in _KEPT:
+            _ORACLE[id(model), prompt] = known
     return known[:count]
 
 
@@ -205,6 +213,12 @@ def read_prompts(
         return list(Prefill(model, sharing.caches(model), plan, max_rows, run_tokens=run_tokens))
 
 
+def set_run_tokens(patch: pytest.MonkeyPatch, count: int) -> None:
+    """What a run of rows costs in the decoder: 0 stores every prefix once that rows share."""
+    defaults: Any = Prefill.__init__.__kwdefaults__
+    patch.setitem(defaults, "run_tokens", count)
+
+
 class Rows:
     """A batch whose rows join with their prompts."""
 
@@ -216,11 +230,11 @@ class Rows:
 
     def join(
         self,
-        prompts: dict[int, Sequence[int]],
-        max_tokens: int | dict[int, int] = 50,
+        prompts: Mapping[int, Sequence[int]],
+        max_tokens: int | Mapping[int, int] = 50,
         *,
         run_tokens: int = config.RUN_TOKENS,
-        sampling: dict[int, Sampling] | None = None,
+        sampling: Mapping[int, Sampling] | None = None,
     ) -> None:
         """Read prompts, by row, and take the rows in."""
 
@@ -246,10 +260,10 @@ class Rows:
         with attention_of(self.model, self.sharing):
             return self.batch.step()
 
-    def verify(self, drafts: dict[int, list[int]]) -> list[Token]:
-        """One step with drafts."""
+    def verify(self, drafts: Mapping[int, Sequence[int]]) -> list[Token]:
+        """One step with drafts, cut as they must be."""
         with attention_of(self.model, self.sharing):
-            return self.batch.verify(drafts)
+            return self.batch.verify(self.batch.fitting(drafts))
 
     def finish(self) -> dict[int, list[Token]]:
         """All tokens of each row, until every row has reached its limit."""

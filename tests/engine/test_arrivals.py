@@ -13,7 +13,15 @@ from mlx_eval.engine.batches import Limits
 from mlx_eval.engine.row_caches import RowCaches
 from mlx_eval.engine.steps import Token
 from mlx_eval.records import GenerationRequest
-from tests.engine.decoders import SCRIPTED, allowed, as_text, attention_of, distinct_tokens, random_model
+from tests.engine.decoders import (
+    SCRIPTED,
+    allowed,
+    as_text,
+    attention_of,
+    distinct_tokens,
+    random_model,
+    set_run_tokens,
+)
 from tests.tiny import ScriptedModel
 
 
@@ -171,7 +179,6 @@ def test_what_is_not_taken_is_not_counted_as_computed() -> None:
 def test_rows_behind_a_long_stem_take_memory_for_what_is_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from mlx_eval.engine.prefill import Prefill
 
     model, (sharing, _) = random_model(), allowed()
     prompts = [[9] * 60 + [10 + row] * 3 for row in range(8)]
@@ -179,7 +186,7 @@ def test_rows_behind_a_long_stem_take_memory_for_what_is_their_own(
     limits = Limits(8, kv_bytes=4 * row_bytes)
 
     def room(run_tokens: int) -> int:
-        monkeypatch.setitem(Prefill.__init__.__kwdefaults__, "run_tokens", run_tokens)
+        set_run_tokens(monkeypatch, run_tokens)
         caches = RowCaches(sharing.caches(model))
         arrivals = Arrivals(model, sharing, answer_rows(prompts), limits, 8)
         with attention_of(model, sharing):

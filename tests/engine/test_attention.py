@@ -10,6 +10,8 @@ import pytest
 
 from mlx_eval.engine.attention import NAME, prefix_attention_in
 from mlx_eval.engine.branch import BranchCache, Layout
+from mlx_eval.engine.kv import Prefix
+from mlx_eval.engine.slots import Run, SlotCache, Table
 from tests.tiny import tiny_model
 
 VOCAB = 64
@@ -193,6 +195,111 @@ def test_a_mask_that_the_model_makes_itself_is_refused() -> None:
         for own in (mx.where(mask, 0.0, -1e9), mx.logical_and(mask, mask)):
             with pytest.raises(ValueError, match="a mask of its own"):
                 attention(queries, keys, values, cache=cache, scale=0.4, mask=own)
+
+
+# ---------------------------------------------------------------- rows that are decoded together
+
+RUNS = ((5, (7, 5, 9)), (0, (4,)), (3, (3,)), (0, (2, 6)))
+"""Tokens of the prefix of each run, and of each of its rows when it joined."""
+READ = (2, 0, 1, 3, 1, 0, 2)
+"""Tokens that each row has read since."""
+
+
+class Decoded:
+    """Rows in runs, all that each has read, and the cache of a layer that holds it."""
+
+    def __init__(self, num_new: int, kept: int | None) -> None:
+        rng = np.random.default_rng(0)
+
+        def tokens(count: int) -> np.ndarray:
+            return rng.standard_normal((HEADS, count, 2 * WIDTH)).astype(np.float32)
+
+        self.table = Table()
+        self.cache = SlotCache(self.table, 0, kept)
+        self.texts: list[np.ndarray] = []
+        """[H, N, 2 D] keys and values of each row, its new tokens included."""
+        for shared, lengths in RUNS:
+            stem = tokens(shared)
+            prefix = Prefix(shared, [self.split(stem[None])]) if shared else None
+            begin = len(self.texts)
+            places = range(begin, begin + len(lengths))
+            self.table.runs.append(Run(prefix, begin, begin + len(lengths)))
+            self.texts += [np.concatenate([stem, tokens(length - shared)], axis=1) for length in lengths]
+            self.table.place(places, np.array(lengths, np.int32))
+            first = np.array([shared if kept is None else max(0, length - kept) for length in lengths])
+            width = int((np.array(lengths) - first).max())
+            own = np.zeros((len(lengths), HEADS, width, 2 * WIDTH), np.float32)
+            for row, place in enumerate(places):
+                own[row, :, : lengths[row] - first[row]] = self.texts[place][:, first[row] :]
+            self.cache.write(places, *self.split(own))
+        most = max(READ)
+        self.table.begin_step(most)
+        news = np.stack([tokens(most) for _ in self.texts])
+        self.cache.update_and_fetch(*self.split(news))
+        for row, read in enumerate(READ):  # the rest of a draft is forgotten
+            self.texts[row] = np.concatenate([self.texts[row], news[row, :, :read]], axis=1)
+        self.table.advance(np.array(READ, np.int32))
+        self.table.begin_step(num_new)
+        self.news = np.stack([tokens(num_new) for _ in self.texts])
+        self.texts = [
+            np.concatenate([text, new], axis=1) for text, new in zip(self.texts, self.news, strict=True)
+        ]
+
+    @staticmethod
+    def split(array: np.ndarray) -> tuple[mx.array, mx.array]:
+        return mx.array(array[..., :WIDTH]), mx.array(array[..., WIDTH:])
+
+    def expected(self, queries: mx.array, window: int | None, sinks: mx.array | None) -> np.ndarray:
+        """[B, G * H, T, D] token by token in float64; a sink is one more score, whose value is zero."""
+        result = np.zeros(queries.shape)
+        num_new = queries.shape[2]
+        for row, head, token in np.ndindex(*queries.shape[:3]):
+            text = self.texts[row][head // GROUPS].astype(np.float64)
+            end = len(text) - num_new + token + 1
+            seen = text[max(0, end - window) if window else 0 : end]
+            scores = 0.4 * seen[:, :WIDTH] @ np.array(queries[row, head, token]).astype(np.float64)
+            extra = [] if sinks is None else [float(sinks[head].item())]
+            top = max([*scores, *extra])
+            terms = np.exp(scores - top)
+            total = terms.sum() + sum(np.exp(one - top) for one in extra)
+            result[row, head, token] = terms @ seen[:, WIDTH:] / total
+        return result
+
+
+@pytest.mark.parametrize("num_new", [1, 3])
+@pytest.mark.parametrize(
+    ("kept", "window"), [(None, None), (None, 3), (None, 8), (None, 100), (3, None), (8, None), (8, 8)]
+)
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("return_array", [False, True])
+def test_each_run_reads_its_prefix_and_each_row_its_own_slots(
+    num_new: int, kept: int | None, window: int | None, has_sinks: bool, return_array: bool
+) -> None:
+    """`kept`: by the cache itself; `window`: by the mask that the model asks for."""
+    rows = Decoded(num_new, kept)
+    queries = random_array(4, len(rows.texts), HEADS * GROUPS, num_new, WIDTH)
+    sinks = random_array(5, HEADS * GROUPS) if has_sinks else None
+    mask = rows.cache.make_mask(num_new, window_size=window, return_array=return_array)
+    keys, values = rows.cache.update_and_fetch(*rows.split(rows.news))
+    with prefix_attention_in(tiny_model("llama", VOCAB)):
+        attention = getattr(module_of("llama"), NAME)
+        options = {"sinks": sinks} if has_sinks else {}
+        result = attention(queries, keys, values, cache=rows.cache, scale=0.4, mask=mask, **options)
+    expected = rows.expected(queries, window or kept, sinks)
+    np.testing.assert_allclose(np.array(result), expected, rtol=0, atol=ROUNDING)
+
+
+def test_a_mask_of_the_models_own_is_refused_for_rows_that_are_decoded_together() -> None:
+    rows = Decoded(1, None)
+    queries = random_array(4, len(rows.texts), HEADS * GROUPS, 1, WIDTH)
+    mask = rows.cache.make_mask(1, return_array=True)
+    assert isinstance(mask, mx.array)
+    keys, values = rows.cache.update_and_fetch(*rows.split(rows.news))
+    with prefix_attention_in(tiny_model("llama", VOCAB)):
+        attention = getattr(module_of("llama"), NAME)
+        for own in (mx.where(mask, 0.0, -1e9), mx.logical_and(mask, mask)):
+            with pytest.raises(ValueError, match="a mask of its own"):
+                attention(queries, keys, values, cache=rows.cache, scale=0.4, mask=own)
 
 
 def test_another_thread_waits_until_the_name_is_free() -> None:

@@ -214,3 +214,48 @@ def test_a_chain_deeper_than_the_recursion_limit(split: float, monkeypatch: pyte
 def test_input_tokens_leave_out_the_last_one() -> None:
     assert num_input_tokens(request([1, 2], [3])) == 2
     assert num_input_tokens(request([1], [3, 4, 5])) == 3
+
+
+# ---------------------------------------------------------------- inputs that are gone on from
+
+
+@given(shared_requests(), SPLITS)
+def test_a_node_ends_where_an_input_does_if_that_is_gone_on_from(
+    requests: list[ScoringRequest], split: float
+) -> None:
+    """And nothing else is changed: splits that no input asks for pay for themselves."""
+    forest = build_forest(requests, split, keeps_ends=True)
+    ends = {path: node for node, path in paths(forest)}
+    assert len(ends) == sum(1 for _ in walk(forest.roots))
+    for index, one in enumerate(requests):
+        node = ends[input_of(one)]
+        assert index in {answer.request for answer in node.answers}
+    inputs = set(map(input_of, requests))
+    for path, node in ends.items():
+        if path not in inputs:
+            saved = node.length * (len(node.children) - 1)
+            answered = bool(node.answers)  # by a continuation of several tokens
+            assert answered or saved >= max(split, 1)
+    assert forest.unique_tokens == len(prefixes_of(requests)) <= planned_tokens(forest)
+
+
+@given(shared_requests(), SPLITS)
+def test_answers_are_the_same_where_ends_are_kept(requests: list[ScoringRequest], split: float) -> None:
+    found = {
+        (answer.request, token)
+        for node, _ in paths(build_forest(requests, split, keeps_ends=True))
+        for answer in node.answers
+        for token in range(answer.first, answer.stop)
+    }
+    assert found == {
+        (index, token) for index, one in enumerate(requests) for token in range(one.continuation_ids.size)
+    }
+
+
+def test_a_prompt_that_begins_another_is_a_node_whatever_the_split_costs() -> None:
+    prompts = [request([1, 2], [0]), request([1, 2, 3, 4], [0]), request([1, 2, 5], [0])]
+    forest = build_forest(prompts, 100, keeps_ends=True)
+    assert shape(forest) == [((1, 2), [(3, 4), (5,)])]
+    assert shape(build_forest(prompts, 100)) == [(1, 2, 3, 4), (1, 2, 5)]
+    # one that is not asked for does not stay
+    assert shape(build_forest(prompts[1:], 100, keeps_ends=True)) == [(1, 2, 3, 4), (1, 2, 5)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlx_eval import config
 from mlx_eval.engine.batches import PAD_ID, Batch, CacheSize, Level, Limits, Row, RowKey, ScoringPlan, Sharing
-from mlx_eval.engine.plan import plan_scoring
+from mlx_eval.engine.plan import plan_prompts, plan_scoring
 from mlx_eval.records import ScoringRequest
 from tests.engine.forests import (
     POLICIES,
@@ -478,7 +478,7 @@ import mlx_eval
 package.__path__ = [mlx_eval.__path__[0] + "/engine"]
 sys.modules["mlx_eval.engine"] = package
 from mlx_eval.engine.batches import Limits
-from mlx_eval.engine.plan import plan_scoring
+from mlx_eval.engine.plan import plan_prompts, plan_scoring
 from mlx_eval.records import ScoringRequest
 print(plan_scoring([ScoringRequest([1, 2], [3])], Limits(1)).planned_tokens)
 """
@@ -486,3 +486,70 @@ print(plan_scoring([ScoringRequest([1, 2], [3])], Limits(1)).planned_tokens)
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.stdout.strip(), done.stderr) == ("2", "")
+
+
+# ---------------------------------------------------------------- prompts that are gone on from
+
+PROMPTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=10), max_size=10)
+
+
+@given(PROMPTS, LIMITS, SHARINGS, POLICIES)
+def test_each_prompt_ends_in_a_row_of_its_own_or_of_its_equals(
+    prompts: list[list[int]], limits: Limits, sharing: Sharing, policy: Policy
+) -> None:
+    with policy.applied():
+        plan = plan_prompts(prompts, limits, sharing)
+    found: list[int] = []
+    for row in rows_of(plan):
+        for answer in row.answers:
+            assert tokens_of(plan, row) == tuple(prompts[answer.request])
+            assert (answer.first, answer.stop) == (0, 1)
+            found.append(answer.request)
+    assert sorted(found) == list(range(len(prompts)))
+    assert plan.naive_tokens == sum(map(len, prompts))
+    distinct = {tuple(ids[:size]) for ids in prompts for size in range(1, len(ids) + 1)}
+    assert plan.unique_tokens == len(distinct) <= plan.planned_tokens
+
+
+@given(PROMPTS, LIMITS, st.booleans(), POLICIES)
+def test_rows_in_which_prompts_end_have_no_padding_where_it_would_be_read(
+    prompts: list[list[int]], limits: Limits, keys_only: bool, policy: Policy
+) -> None:
+    """Level EQUAL: a recurrent state runs over padding, and the answer would go on from there."""
+    with policy.applied():
+        plan = plan_prompts(prompts, limits, Sharing(Level.EQUAL, keys_only=keys_only))
+    for batch in plan.batches:
+        for row in batch.rows:
+            if row.answers:
+                assert row.length == batch.length
+
+
+@given(PROMPTS, LIMITS, POLICIES)
+def test_what_prompts_stand_behind_is_held_until_they_were_read(
+    prompts: list[list[int]], limits: Limits, policy: Policy
+) -> None:
+    with policy.applied():
+        plan = plan_prompts(prompts, limits)
+    held: set[Any] = set()
+    for index, batch in enumerate(plan.batches):
+        needed = {row.parent.batch for row in batch.rows if row.parent is not None}
+        needed |= {batch.prefix} - {None}
+        assert needed <= held
+        if batch.is_parent:
+            held.add(index)
+        held |= {RowKey(index, row) for row in batch.new_prefixes}
+        held -= set(batch.frees)
+    assert not held
+
+
+def test_a_prompt_that_begins_another_is_read_on_the_way_to_it() -> None:
+    plan = plan_prompts([[1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 3]], Limits(8))
+    assert [(tokens_of(plan, row), len(row.answers)) for row in rows_of(plan)] == [
+        ((1, 2, 3), 2),
+        ((1, 2, 3, 4, 5), 1),
+    ]
+    assert plan.planned_tokens == plan.unique_tokens == 5
+
+
+def test_no_prompts_make_no_batches() -> None:
+    assert plan_prompts([], Limits(8)).batches == ()

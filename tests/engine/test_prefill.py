@@ -57,9 +57,7 @@ def test_no_more_rows_count_than_are_decoded_together() -> None:
 def nested() -> tuple[ScoringPlan, RowKey, list[RowKey]]:
     """A header of 40 tokens, behind it two passages of 30 with 6 questions each; the header's key, the passages'."""
     prompts = [
-        [1] * 40 + [10 + passage] * 30 + [20 + question, 3]
-        for passage in range(2)
-        for question in range(6)
+        [1] * 40 + [10 + passage] * 30 + [20 + question, 3] for passage in range(2) for question in range(6)
     ]
     with Policy(prefix_copies=1, ahead_tokens=0).applied():
         plan = plan_prompts(prompts, Limits(8))
@@ -128,8 +126,10 @@ def assert_rows(model: nn.Module, ids: tuple[int, ...], rows: ReadRows, row: int
             for (own, before, place), whole in zip(part, (cache.keys, cache.values), strict=True):
                 expected = ordered(cache, whole, len(ids))[:, -kept:]
                 if isinstance(cache, KVCache) and before is not None:
-                    own = np.concatenate([np.array(before[place])[0], own], axis=1)
-                np.testing.assert_allclose(own[:, :kept], expected, rtol=0, atol=TOLERANCE)
+                    found = np.concatenate([np.array(before[place])[0], own], axis=1)
+                else:
+                    found = own
+                np.testing.assert_allclose(found[:, :kept], expected, rtol=0, atol=TOLERANCE)
         else:
             arrays = arrays_in(cache)
             assert len(arrays) == len(part)
@@ -138,7 +138,7 @@ def assert_rows(model: nn.Module, ids: tuple[int, ...], rows: ReadRows, row: int
                 np.testing.assert_allclose(own, np.array(array)[0], rtol=1e-5, atol=TOLERANCE)
 
 
-def ordered(cache: Any, array: mx.array, length: int) -> np.ndarray:
+def ordered(cache: Any, array: Any, length: int) -> Any:
     """[H, S, D] one of an mlx-lm cache's arrays in the order of the tokens."""
     whole = cache._temporal_order(array) if isinstance(cache, RotatingKVCache) else array[..., :length, :]
     return np.array(whole)[0]
@@ -166,9 +166,7 @@ def test_rows_behind_a_header_have_copies_of_what_lies_between_it_and_them() -> 
     model, (sharing, _) = random_model(), allowed()
     rng = np.random.default_rng(0)
     header, *passages = (rng.integers(8, VOCAB, size).tolist() for size in (40, 12, 12))
-    prompts = [
-        (*header, *passage, 20 + question, 3) for passage in passages for question in range(4)
-    ]
+    prompts = [(*header, *passage, 20 + question, 3) for passage in passages for question in range(4)]
     with Policy(prefix_copies=1, ahead_tokens=0).applied():
         read = read_prompts(model, sharing, prompts, run_tokens=100)
     prefixes = {id(rows.prefix): rows.prefix for _, rows in read}
@@ -187,7 +185,7 @@ def test_batches_are_told_with_their_forward_passes(monkeypatch: pytest.MonkeyPa
     calls: list[tuple[int, ...]] = []
 
     class Counted(type(model)):  # type: ignore[misc]  # the class of a loaded model
-        def __call__(self, inputs: mx.array, *arguments: Any, **options: Any) -> mx.array:
+        def __call__(self, inputs: mx.array, *arguments: Any, **options: Any) -> Any:
             calls.append(tuple(inputs.shape))
             return super().__call__(inputs, *arguments, **options)
 
@@ -213,9 +211,7 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
     model, (sharing, _) = random_model(), allowed()
     plan = plan_prompts([[8 + row] * 9 for row in range(6)], Limits(2), sharing.sharing)
     told: list[Batch] = []
-    prompts = iter(
-        Prefill(model, sharing.caches(model), plan, 4, lambda batch, count: told.append(batch))
-    )
+    prompts = iter(Prefill(model, sharing.caches(model), plan, 4, lambda batch, count: told.append(batch)))
     assert told == []
     with attention_of(model, sharing):
         next(prompts)
@@ -230,7 +226,7 @@ def test_the_output_layer_is_never_computed() -> None:
     head = model.lm_head
 
     class Large(type(head)):  # type: ignore[misc]  # the class of a loaded layer
-        def __call__(self, states: mx.array) -> mx.array:
+        def __call__(self, states: mx.array) -> Any:
             return super().__call__(states) + mx.sum(mx.arange(2**24, dtype=mx.float32))
 
     head.__class__ = Large
@@ -257,7 +253,7 @@ def test_stems_are_let_go_once_their_last_row_was_given() -> None:
     before = prefixes_alive()
     plan = planned(stem=30, behind=6, others=2)
     prefill = Prefill(model, sharing.caches(model), plan, 8, run_tokens=0)
-    seen = []
+    seen: list[int] = []
     with attention_of(model, sharing):
         for numbers, rows in prefill:
             seen += numbers

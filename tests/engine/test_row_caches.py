@@ -45,7 +45,9 @@ class Walk:
         for length in (2, 5):
             tokens = self.tokens(length)
             keys = as_keys([tokens])
-            self.prefixes.append((Prefix(length, [(keys, -keys), (keys, -keys), None][: 2 + has_state]), tokens))
+            self.prefixes.append(
+                (Prefix(length, [(keys, -keys), (keys, -keys), None][: 2 + has_state]), tokens)
+            )
         self.texts: dict[int, list[float]] = {}
         """All tokens of each row, those of its prefix included."""
         self.bad: set[int] = set()
@@ -124,7 +126,7 @@ class Walk:
                     slots, np.array(fetched[0])[run.begin : run.end, :, : slots.shape[2]]
                 )
         for run in table.runs:
-            before = dict((id(prefix), tokens) for prefix, tokens in self.prefixes)[id(run.prefix)]
+            before = {id(prefix): tokens for prefix, tokens in self.prefixes}[id(run.prefix)]
             for place in range(run.begin, run.end):
                 assert self.texts[names[place]][: len(before)] == before
         if self.has_state:
@@ -183,7 +185,13 @@ def test_rows_behind_one_prefix_are_neighbours_and_take_the_places_of_those_that
     assert caches.compact() is not None
     found = [(run.prefix, run.begin, run.end) for run in caches.table.runs]
     assert found == [(first, 0, 2), (None, 2, 3), (first, 3, 5)]
-    assert caches.table.lengths.tolist() == [5, 5, 6, 4, 6]  # the last one moved, to where the third run begins now
+    assert caches.table.lengths.tolist() == [
+        5,
+        5,
+        6,
+        4,
+        6,
+    ]  # the last one moved, to where the third run begins now
 
 
 def test_runs_that_meet_become_one() -> None:

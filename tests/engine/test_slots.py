@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_eval.engine.kv import Prefix
@@ -69,6 +70,7 @@ def test_a_table_counts_from_each_rows_first_slot() -> None:
     assert table.lengths.tolist() == [7, 13]
 
 
+@settings(max_examples=40)
 @given(tables(), st.booleans(), WINDOWS)
 def test_a_mask_shows_each_token_what_its_row_has_before_it(
     table: Table, keeps: bool, window: int | None
@@ -86,6 +88,7 @@ def test_a_mask_shows_each_token_what_its_row_has_before_it(
             assert own == seen(table, row, token, window)
 
 
+@settings(max_examples=40)
 @given(tables(), st.booleans(), WINDOWS)
 def test_a_runs_own_mask_has_the_prefix_where_a_window_hides_a_part_of_it(
     table: Table, keeps: bool, window: int | None
@@ -109,6 +112,7 @@ def test_a_runs_own_mask_has_the_prefix_where_a_window_hides_a_part_of_it(
             assert found == seen(table, run.begin + row, token, window)
 
 
+@settings(max_examples=40)
 @given(tables(), st.booleans(), WINDOWS)
 def test_no_mask_is_given_only_where_everything_is_seen(
     table: Table, keeps: bool, window: int | None
@@ -160,7 +164,9 @@ def test_new_keys_stand_behind_those_of_their_own_row() -> None:
         for row in range(3):
             known = [*expected[row], *np.array(new[row]).transpose(1, 0, 2)]
             np.testing.assert_array_equal(np.array(keys[row]).transpose(1, 0, 2)[: len(known)], known)
-            np.testing.assert_array_equal(np.array(values[row]).transpose(1, 0, 2)[: len(known)], -np.array(known))
+            np.testing.assert_array_equal(
+                np.array(values[row]).transpose(1, 0, 2)[: len(known)], -np.array(known)
+            )
             expected[row] = known[: len(expected[row]) + read[row]]  # the rest is forgotten
         table.advance(np.array(read, np.int32))
     assert not cache.empty()
@@ -196,7 +202,7 @@ def test_buffers_grow_by_whole_steps_and_a_quarter_at_least(num_slots: int) -> N
         sizes.add(cache.keys.shape[2])
     ordered = sorted(sizes)
     assert all(size % GROWTH == 0 for size in ordered)
-    assert all(size >= before * 5 // 4 for before, size in zip(ordered, ordered[1:], strict=False))
+    assert all(size >= before * 5 // 4 for before, size in itertools.pairwise(ordered))
     np.testing.assert_array_equal(np.array(cache.keys)[:, :, :num_slots], np.array(first))
     assert np.array(cache.values)[:, :, num_slots : num_slots + 10 * GROWTH].min() == 1
     assert cache.nbytes == 2 * HEADS * ordered[-1] * WIDTH * 4

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +12,6 @@ from mlx_eval_kernels import LogProb, logprob
 from mlx_eval.engine import steps
 from mlx_eval.engine.prefill import read_alone
 from mlx_eval.engine.row_caches import PlainCaches, ReadRows
-from mlx_eval.engine.sampling import row_sampler
 from mlx_eval.engine.steps import RowBatch, RowStart, Token
 from mlx_eval.records import Sampling
 from tests.engine.decoders import (
@@ -22,12 +21,11 @@ from tests.engine.decoders import (
     VOCAB,
     Rows,
     allowed,
-    difference,
     random_model,
     random_prompts,
     script,
 )
-from tests.tiny import TOLERANCE, ScriptedModel, oracle_generate, oracle_logprobs, tiny_model
+from tests.tiny import NEAR_TIE, TOLERANCE, ScriptedModel, oracle_generate, oracle_logprobs, tiny_model
 
 
 def rows_of(kind: str = "llama", model: Any = None) -> Rows:
@@ -42,16 +40,15 @@ def written(tokens: Sequence[Token]) -> dict[int, str]:
     return found
 
 
-def assert_greedy(model: Any, prompts: dict[int, Sequence[int]], found: dict[int, list[Token]]) -> None:
-    """Each row's tokens are the oracle's, up to a near-tie, and so are their log-probabilities."""
+def assert_greedy(model: Any, prompts: Mapping[int, Sequence[int]], found: Mapping[int, list[Token]]) -> None:
+    """Each token is the most probable one after those before it, up to a near-tie; so is its log-probability."""
     for row, tokens in found.items():
         ids = [token.token_id for token in tokens]
-        expected, _ = oracle_generate(model, prompts[row], len(ids))
-        other = difference(model, prompts[row], ids, expected)
-        assert other is None or other.is_tie, f"row {row}: {other}"
         logprobs = oracle_logprobs(model, [*prompts[row], *ids])[len(prompts[row]) - 1 :]
         for place, token in enumerate(tokens):
-            assert abs(token.logprob - logprobs[place, token.token_id]) < TOLERANCE
+            given = logprobs[place, token.token_id]
+            assert logprobs[place].max() - given < NEAR_TIE, f"row {row}, token {place}"
+            assert abs(token.logprob - given) < TOLERANCE
 
 
 # ---------------------------------------------------------------- steps
@@ -171,7 +168,7 @@ def test_rows_that_come_and_go_are_those_of_the_oracle(kind: str, run_tokens: in
         row: ids for row, ids in enumerate(random_prompts(4, stem=16, behind=5, others=4)) if len(ids) > 1
     }
     names = list(prompts)
-    limits = {row: 6 + row for row in names}
+    limits = {row: 4 + row for row in names}
     found: dict[int, list[Token]] = {row: [] for row in names}
     arrivals = [names[:3], [], names[3:4], [], names[4:]]
     leaving = [(), (), (names[0],), (), (), (names[3],)]
@@ -221,17 +218,52 @@ def test_a_step_with_drafts_gives_as_many_tokens_as_were_right_and_one_more() ->
     assert rows.batch.num_discarded == 0
 
 
-def test_drafts_are_cut_where_any_row_reaches_its_limit() -> None:
+def test_drafts_are_cut_where_their_row_reaches_its_limit() -> None:
     rows = Rows(model := ScriptedModel("abcdefgh", "xyzuvwst"))
     rows.join({0: script(0), 1: script(1)}, {0: 50, 1: 3})
     rows.step()
     rows.batch.catch_up()
     del model.calls[:]
-    assert written(rows.verify({0: list(b"bcdefg")})) == {0: "bc", 1: "y"}
-    assert model.calls == [(2, 2)]
-    assert written(rows.verify({0: list(b"defg")})) == {0: "d", 1: "z"}
+    drafts = {0: list(b"bcd"), 1: list(b"yzuvw"), 2: [1]}
+    assert rows.batch.fitting(drafts) == {0: list(b"bcd"), 1: list(b"y")}
+    assert written(rows.verify(drafts)) == {0: "bcde", 1: "yz"}
+    assert model.calls == [(2, 4)]
     assert len(rows.batch) == 1
-    assert written(rows.verify({0: list(b"efg")})) == {0: "efgh"}
+    assert rows.batch.fitting({1: [1]}) == {}
+
+
+def test_a_row_with_one_token_left_has_no_drafts() -> None:
+    rows = Rows(ScriptedModel("abcdefgh", "xyz"))
+    rows.join({0: script(0), 1: script(1)}, 2)
+    rows.step()
+    rows.batch.catch_up()
+    assert rows.batch.fitting({0: list(b"bc"), 1: []}) == {}
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        1,
+        5,
+        6,
+        pytest.param(
+            7,
+            marks=pytest.mark.xfail(
+                strict=True, reason="room of -1 is taken for all drafts but their last token"
+            ),
+        ),
+    ],
+)
+def test_no_draft_goes_beyond_the_positions_that_a_model_has(length: int) -> None:
+    """8 of them; the other row has read so many tokens and one more, and has left."""
+    rows = Rows(ScriptedModel("abcdefgh", "xyz"))
+    rows.batch = RowBatch(rows.model, rows.caches, 8)
+    rows.join({0: script(0), 1: script(1, b"1" * length)}, {0: 3, 1: 1})
+    rows.step()
+    rows.batch.catch_up()
+    assert len(rows.batch) == 1
+    for drafts in rows.batch.fitting({0: list(b"bcdefg")}).values():
+        assert len(drafts) <= min(2, 8 - 2 - 1)
 
 
 def test_a_row_that_reaches_its_limit_within_a_draft_leaves() -> None:
@@ -254,14 +286,16 @@ def test_drafts_wait_for_the_step_on_its_way() -> None:
 
 @pytest.mark.parametrize("kind", KEYS_ONLY)
 def test_wrong_drafts_leave_nothing_behind(kind: str) -> None:
-    """Plain steps, right and wrong drafts in turn, behind a stem and not: the oracle's tokens and log-probabilities."""
+    """Plain steps, right and wrong drafts in turn, behind a stem and not: the oracle's tokens and scores."""
     rows = rows_of(kind)
     model, rng = rows.model, np.random.default_rng(0)
     prompts = {row: ids for row, ids in enumerate(random_prompts(5, behind=3, others=3)) if len(ids) > 1}
     known = {row: oracle_generate(model, ids, 20)[0] for row, ids in prompts.items()}
     rows.join(prompts, 16, run_tokens=0)
     found: dict[int, list[Token]] = {row: [] for row in prompts}
+    num_row_steps = 0
     for at in range(40):
+        num_row_steps += len(rows.batch)
         if not len(rows.batch):
             break
         drafts: dict[int, list[int]] = {}
@@ -274,7 +308,7 @@ def test_wrong_drafts_leave_nothing_behind(kind: str) -> None:
         for token in rows.verify(drafts) if at % 3 else [*rows.step(), *rows.batch.catch_up()]:
             found[token.row].append(token)
     assert {len(tokens) for tokens in found.values()} == {16}
-    assert rows.batch.num_steps < 16, "right drafts save steps"
+    assert num_row_steps < 12 * len(prompts), "right drafts save steps"
     assert_greedy(model, prompts, found)
 
 
@@ -303,7 +337,9 @@ def test_log_probabilities_are_the_models_own_whatever_is_drawn() -> None:
     """A temperature changes what is drawn, not the log-probability that is told."""
     rows = rows_of()
     prompts = {row: (5, 1, 8, 2 + row) for row in range(3)}
-    rows.join(prompts, 6, sampling={1: Sampling(temperature=3.0, seed=1), 2: Sampling(repetition_penalty=2.0)})
+    rows.join(
+        prompts, 6, sampling={1: Sampling(temperature=3.0, seed=1), 2: Sampling(repetition_penalty=2.0)}
+    )
     found = rows.finish()
     for row, tokens in found.items():
         ids = [token.token_id for token in tokens]
@@ -321,7 +357,7 @@ class Watched:
         self._used = used
 
     def __getitem__(self, rows: mx.array) -> mx.array:
-        self._used += rows.tolist()
+        self._used += np.array(rows).tolist()
         return self._values[rows]
 
 
@@ -358,17 +394,15 @@ def test_a_greedy_step_is_one_pass_over_the_logits_as_they_are(
 
 def test_only_the_rows_that_sample_are_drawn_and_normalised(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[int, ...]] = []
-    draw = steps.draw
-    monkeypatch.setattr(
-        steps,
-        "draw",
-        lambda logits, samplers: (drawn.append((*logits.shape, len(samplers))), draw(logits, samplers))[1],
-    )
+
+    def counted(logits: mx.array, samplers: Sequence[Sampler]) -> mx.array:
+        drawn.append((*logits.shape, len(samplers)))
+        return draw(logits, samplers)
+
+    monkeypatch.setattr(steps, "draw", counted)
     passes = Passes(monkeypatch)
     rows = rows_of()
-    rows.join(
-        {row: (1, 2, 3 + row) for row in range(3)}, 2, sampling={1: Sampling(temperature=2.0, seed=3)}
-    )
+    rows.join({row: (1, 2, 3 + row) for row in range(3)}, 2, sampling={1: Sampling(temperature=2.0, seed=3)})
     found = rows.finish()
     assert passes.calls == [(mx.float32, (3, VOCAB), (3, 0))] * 2
     (place,) = set(passes.normalised)
@@ -405,7 +439,9 @@ def test_a_row_without_numbers_spoils_none_beside_it_nor_the_one_that_takes_its_
 ) -> None:
     """What it has read is no number either, and stays in its place until somebody else is there."""
     model = tiny_model(kind, VOCAB, seed=3, **KINDS[kind])
-    embedding = next(module for path, module in model.named_modules() if "embed" in path and "weight" in module)
+    embedding = next(
+        module for path, module in model.named_modules() if "embed" in path and "weight" in module
+    )
     embedding.weight[41] = mx.nan
     stem = tuple(range(50, 66))
     prompts: dict[int, Sequence[int]] = {0: (*stem, 9, 10), 1: (*stem, 9, 41), 2: (*stem, 11, 12, 13)}
@@ -461,10 +497,10 @@ def test_buffers_are_given_back_after_many_steps(monkeypatch: pytest.MonkeyPatch
 # ---------------------------------------------------------------- one row
 
 
-def plain_batch(model: Any, ids: Sequence[int], max_tokens: int = 50, sampling: Sampling = Sampling()) -> RowBatch:
+def plain_batch(model: Any, ids: Sequence[int], max_tokens: int = 50) -> RowBatch:
     batch = RowBatch(model, PlainCaches())
     read = ReadRows(np.array([len(ids) - 1], np.int32), None, read_alone(model, ids[:-1]))
-    batch.join([RowStart(0, ids[-1], max_tokens, row_sampler(sampling, ids))], read)
+    batch.join([RowStart(0, ids[-1], max_tokens)], read)
     return batch
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -9,8 +10,9 @@ import pytest
 from mlx import nn
 
 from mlx_eval import config
+from mlx_eval.engine import row_caches, rows
 from mlx_eval.engine.row_caches import RowCaches
-from mlx_eval.engine.sharing import ModelSharing, find_sharing
+from mlx_eval.engine.sharing import WAYS, ModelSharing, find_sharing
 from mlx_eval.engine.slots import SlotCache, Table
 from mlx_eval.engine.together import ALONE, DRAFT_STEPS, PLAIN_STEPS, Decoding, find_decoding
 from mlx_eval.models.head import RowHead
@@ -60,7 +62,7 @@ def test_a_model_that_refuses_batches_is_decoded_alone() -> None:
     sharing = sharing_of(model)
 
     class Lone(type(model)):  # type: ignore[misc]  # the class of a loaded model
-        def __call__(self, inputs: mx.array, *arguments: Any, **options: Any) -> mx.array:
+        def __call__(self, inputs: mx.array, *arguments: Any, **options: Any) -> Any:
             if inputs.shape[0] > 1:
                 raise ValueError("one row, please")
             return super().__call__(inputs, *arguments, **options)
@@ -70,17 +72,15 @@ def test_a_model_that_refuses_batches_is_decoded_alone() -> None:
 
 
 def test_a_model_whose_rows_cannot_go_on_from_a_prefix_is_not_asked() -> None:
-    class Silent(nn.Module):
-        def __call__(self, *arguments: Any, **options: Any) -> mx.array:
+    model = tiny_model("llama", 64)
+    sharing = replace(sharing_of(model), way=WAYS[-2])
+
+    class Silent(type(model)):  # type: ignore[misc]  # the class of a loaded model
+        def __call__(self, *arguments: Any, **options: Any) -> Any:
             raise AssertionError("the model was called")
 
-    model = tiny_model("llama", 64)
-    from dataclasses import replace
-
-    from mlx_eval.engine.sharing import WAYS
-
-    sharing = replace(sharing_of(model), way=WAYS[-2])
-    assert find_decoding(Silent(), sharing) == ALONE
+    model.__class__ = Silent
+    assert find_decoding(model, sharing) == ALONE
 
 
 def test_a_model_that_computes_one_token_another_way_than_several_takes_no_drafts() -> None:
@@ -89,7 +89,7 @@ def test_a_model_that_computes_one_token_another_way_than_several_takes_no_draft
     sharing = sharing_of(model)
 
     class Single(type(model)):  # type: ignore[misc]  # the class of a loaded model
-        def __call__(self, inputs: mx.array, *arguments: Any, **options: Any) -> mx.array:
+        def __call__(self, inputs: mx.array, *arguments: Any, **options: Any) -> Any:
             logits = super().__call__(inputs, *arguments, **options)
             is_draft = inputs.shape[0] > 1 and 1 < inputs.shape[1] < 4
             return logits[:, ::-1] if is_draft else logits
@@ -104,7 +104,7 @@ def test_rows_join_and_leave_while_others_go_on() -> None:
     calls: list[tuple[int, ...]] = []
 
     class Counted(type(model)):  # type: ignore[misc]  # the class of a loaded model
-        def __call__(self, inputs: mx.array, *arguments: Any, **options: Any) -> mx.array:
+        def __call__(self, inputs: mx.array, *arguments: Any, **options: Any) -> Any:
             calls.append(tuple(inputs.shape))
             return super().__call__(inputs, *arguments, **options)
 
@@ -127,7 +127,9 @@ def replaced(owner: type, name: str, change: Callable[..., Any]) -> Fault:
     original = getattr(owner, name)
 
     def fault(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(owner, name, lambda self, *arguments, **options: change(original, self, *arguments, **options))
+        patch.setattr(
+            owner, name, lambda self, *arguments, **options: change(original, self, *arguments, **options)
+        )
 
     return fault
 
@@ -140,9 +142,16 @@ def all_true(original: Any, self: Table, *arguments: Any) -> Any:
     return np.ones_like(original(self, *arguments))
 
 
+def one_further(begin: Any, self: Table, count: int) -> None:
+    begin(self, count)
+    self.offset = self.offset + 1
+
+
 FAULTS: dict[str, Fault] = {
     "rows that join are written a slot too far": replaced(
-        SlotCache, "write", lambda write, self, places, keys, values: write(self, places, rolled(keys), values)
+        SlotCache,
+        "write",
+        lambda write, self, places, keys, values: write(self, places, rolled(keys), values),
     ),
     "rows that move are not copied": replaced(SlotCache, "put", lambda put, self, places, copies: None),
     "rows are told to move elsewhere": replaced(
@@ -150,9 +159,7 @@ FAULTS: dict[str, Fault] = {
         "_order",
         lambda order, self: [*order(self)[::-1]] if self._holes else order(self),
     ),
-    "positions are off by one": replaced(
-        Table, "begin_step", lambda begin, self, count: (begin(self, count), setattr(self, "offset", self.offset + 1))
-    ),
+    "positions are off by one": replaced(Table, "begin_step", one_further),
     "rows are taken to have read more": replaced(
         Table, "advance", lambda advance, self, read: advance(self, read + 1)
     ),
@@ -169,18 +176,18 @@ def test_a_fault_in_what_decoding_does_to_caches_is_found(name: str, monkeypatch
 
 
 def test_rows_of_states_in_another_order_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlx_eval.engine import row_caches
-
     sharing, _ = allowed("mamba")
-    take = row_caches.take_rows
-    monkeypatch.setattr(row_caches, "take_rows", lambda cache, rows: take(cache, rows[::-1]))
+    take = rows.take_rows
+    monkeypatch.setattr(row_caches, "take_rows", lambda cache, order: take(cache, order[::-1]))
     assert find_decoding(random_model("mamba"), sharing) == ALONE
 
 
 def test_a_window_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     sharing, _ = allowed("gemma3_text")
     seen = Table._seen
-    monkeypatch.setattr(Table, "_seen", lambda self, begin, end, kept, window: seen(self, begin, end, kept, None))
+    monkeypatch.setattr(
+        Table, "_seen", lambda self, begin, end, kept, window: seen(self, begin, end, kept, None)
+    )
     assert find_decoding(random_model("gemma3_text"), sharing) == ALONE
 
 
@@ -197,7 +204,7 @@ def test_a_token_that_never_comes_is_no_reason_to_decode_alone() -> None:
     head = model.lm_head
 
     class Barred(type(head)):  # type: ignore[misc]  # the class of a loaded layer
-        def __call__(self, states: mx.array) -> mx.array:
+        def __call__(self, states: mx.array) -> Any:
             logits = super().__call__(states)
             return mx.where(mx.arange(logits.shape[-1]) == 7, -mx.inf, logits)
 

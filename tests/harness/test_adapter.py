@@ -122,11 +122,11 @@ def test_use_cache_answers_a_second_run_without_computing(
 
     first, counted = run()
     assert counted.forwards > 0
-    assert counted.tokens["generated"] > 0
+    assert counted.decoding.generated_tokens > 0
     second, counted = run()
     assert second == first
     assert counted.forwards == 0
-    assert counted.tokens["generated"] == 0
+    assert counted.decoding.generated_tokens == 0
     assert not counted.requests
 
 
@@ -187,7 +187,7 @@ def test_gen_kwargs_of_the_run_go_over_those_of_the_task(adapter: Any, quick: An
     results = adapter.evaluate(
         ["tiny_write"], task_manager=quick, gen_kwargs={"max_gen_toks": 1}, bootstrap_iters=0
     )
-    assert adapter.lm.statistics.tokens["generated"] == len(PROMPTS)
+    assert adapter.lm.statistics.decoding.generated_tokens == len(PROMPTS)
     assert all(len(sample["resps"][0]) == 1 for sample in results["samples"]["tiny_write"])
 
 

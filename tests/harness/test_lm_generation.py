@@ -136,7 +136,7 @@ def test_greedy_texts_are_the_oracles(name: str, batch_size: int) -> None:
 def test_equal_greedy_requests_are_computed_once_and_answered_each() -> None:
     lm = scripted("abc")
     assert lm.generate_until([request("<|script0|>", {})] * 5) == ["abc"] * 5
-    assert lm.statistics.tokens["generated"] == 4
+    assert lm.statistics.decoding.generated_tokens == 4
     assert lm.statistics.requests["generate_until"] == 5
 
 

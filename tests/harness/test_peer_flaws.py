@@ -88,7 +88,7 @@ def test_a_stop_ends_the_computation() -> None:
     lm = scripted("." + "a" * 63)
     assert lm.generate_until([request("<|script0|>", {"until": ["."], "max_gen_toks": 64})]) == [""]
     assert len(lm.loaded.model.calls) <= 3
-    assert lm.statistics.tokens["generated"] == 1
+    assert lm.statistics.decoding.generated_tokens == 1
 
 
 @pytest.mark.parametrize(("until", "text"), [([], "abcab"), ("ca", "ab"), ("ba", "abcab")])

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_eval_kernels import KernelError, attention_parts, prefix_attention
+from mlx_eval_kernels import KernelError, attention_parts, prefix_attention, row_attention
 
 from tests.kernels.ways import Recorder, Way
 from tests.msl.emulate import Emulator
@@ -485,3 +485,119 @@ def test_offsets_beyond_32_bits(emulated: None) -> None:
     terms = np.exp(scores - scores.max())
     found = np.array(part.mixture[0, -1, 0, 0] / part.sums[0, -1, 0, 0][..., None])
     np.testing.assert_allclose(found, terms @ near.values[0, 0] / terms.sum(), rtol=0, atol=ROUNDING)
+
+
+# ---------------------------------------------------------------- rows without a prefix
+
+
+def own_only(sizes: Sizes, seed: int = 0, size: float = 1.0) -> Given:
+    """Queries and own keys, behind a prefix of no tokens."""
+    made = arrays(sizes, seed, size)
+    return made._replace(prefix_keys=made.prefix_keys[:, :, :0], prefix_values=made.prefix_values[:, :, :0])
+
+
+def rows_computed(
+    given_arrays: Given, mask: Any = None, sinks: Array | None = None, dtype: mx.Dtype = mx.float32
+) -> Array:
+    queries, keys, values = (
+        mx.array(array.astype(np.float32)).astype(dtype)
+        for array in (given_arrays.queries, given_arrays.keys, given_arrays.values)
+    )
+    own_sinks = None if sinks is None else mx.array(sinks.astype(np.float32)).astype(dtype)
+    own_mask = None if mask is None else mx.array(mask)
+    result = row_attention(queries, keys, values, scale=0.3, mask=own_mask, sinks=own_sinks)
+    assert result.dtype == dtype
+    return np.array(result.astype(mx.float32)).astype(np.float64)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.builds(
+        Sizes,
+        batch=st.integers(1, 4),
+        heads=st.integers(1, 3),
+        groups=st.integers(1, 3),
+        length=st.integers(1, 4),
+        prefix=st.just(1),
+        own=st.integers(1, 9),
+        width=st.integers(1, 9),
+        out=st.integers(1, 9),
+    ),
+    st.integers(0, 99),
+    st.booleans(),
+)
+def test_rows_of_any_shape_with_ragged_masks_are_softmax_attention_in_float64(
+    sizes: Sizes, seed: int, has_sinks: bool
+) -> None:
+    given_arrays = own_only(sizes, seed)
+    rng = np.random.default_rng(seed)
+    seen = rng.random((sizes.batch, sizes.length, sizes.own)) < 0.6
+    seen[..., rng.integers(sizes.own)] = True  # at least one
+    sinks = rng.standard_normal(sizes.heads * sizes.groups) if has_sinks else None
+    rounded = None if sinks is None else sinks.astype(np.float32).astype(np.float64)
+    expected = reference(given_arrays, 0.3, seen, rounded)
+    result = rows_computed(given_arrays, seen[:, None], rounded)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (1, 1, 4, 6), (3, 1, 1, 6), (1, 1, 1, 6), (3, 1, 4, 6)])
+def test_masks_of_rows_are_broadcast(shape: tuple[int, ...]) -> None:
+    sizes = Sizes()
+    given_arrays = own_only(sizes)
+    mask = np.random.default_rng(3).random(shape) < 0.6
+    mask[..., 0] = True
+    whole = (sizes.batch, 1, sizes.length, sizes.own)
+    expected = reference(given_arrays, 0.3, np.broadcast_to(mask, whole)[:, 0])
+    np.testing.assert_allclose(rows_computed(given_arrays, mask), expected, rtol=0, atol=ROUNDING)
+
+
+def test_rows_without_a_mask_see_everything() -> None:
+    sizes = Sizes(length=1)
+    given_arrays = own_only(sizes)
+    everything = np.ones((sizes.batch, sizes.length, sizes.own), np.bool_)
+    expected = reference(given_arrays, 0.3, everything)
+    np.testing.assert_allclose(rows_computed(given_arrays), expected, rtol=0, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+def test_rows_in_half_types_differ_by_the_rounding_of_their_scores_and_values(dtype: mx.Dtype) -> None:
+    sizes = Sizes(own=40)
+    given_arrays = as_rounded(own_only(sizes), dtype)
+    sinks = np.array([-3.0, 0.5, 2.0, 40.0])
+    expected = reference(given_arrays, 0.3, causal(sizes), sinks)
+    result = rows_computed(given_arrays, causal(sizes)[:, None], sinks, dtype)
+    # scaled queries, scores of a few nats and the result are each rounded
+    np.testing.assert_allclose(result, expected, rtol=0, atol=8 * float(mx.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("size", [100.0, 1e4])
+def test_very_large_scores_of_rows_do_not_overflow(size: float) -> None:
+    sizes = Sizes()
+    given_arrays = own_only(sizes, size=size)
+    expected = reference(given_arrays, 0.3, causal(sizes))
+    result = rows_computed(given_arrays, causal(sizes)[:, None])
+    # a score of 1e4 is rounded by 1e-3
+    np.testing.assert_allclose(result, expected, rtol=0, atol=ROUNDING * size)
+
+
+def test_nan_of_a_row_stays_in_it() -> None:
+    sizes = Sizes()
+    given_arrays = own_only(sizes)
+    clean = rows_computed(given_arrays, causal(sizes)[:, None])
+    given_arrays.keys[1] = np.nan
+    given_arrays.values[1] = np.nan
+    damaged = rows_computed(given_arrays, causal(sizes)[:, None])
+    assert np.isnan(damaged[1]).all()
+    np.testing.assert_array_equal(damaged[[0, 2]], clean[[0, 2]])
+
+
+def test_rows_are_what_a_prefix_and_the_rest_of_their_keys_give() -> None:
+    """One split of the keys or none: the same attention."""
+    sizes = Sizes(batch=1)
+    given_arrays = arrays(sizes)
+    queries, *rest = (mx.array(array.astype(np.float32)) for array in given_arrays)
+    split = prefix_attention(queries, *rest, scale=0.3, mask=mx.array(causal(sizes)[:, None]))
+    keys, values = mx.concatenate([rest[0], rest[2]], axis=2), mx.concatenate([rest[1], rest[3]], axis=2)
+    mask = np.concatenate([np.ones((1, sizes.length, sizes.prefix), np.bool_), causal(sizes)], axis=2)
+    whole = row_attention(queries, keys, values, scale=0.3, mask=mx.array(mask[:, None]))
+    np.testing.assert_allclose(np.array(split), np.array(whole), rtol=0, atol=ROUNDING)
