@@ -17,7 +17,7 @@ import numpy as np
 from mlx import nn
 
 from mlx_eval import config
-from mlx_eval.engine import attention, budget
+from mlx_eval.engine import attention, budget, together
 from mlx_eval.engine.answers import UNDEFINED, AnswerRow
 from mlx_eval.engine.arrivals import Arrivals
 from mlx_eval.engine.counts import DecodeCounts
@@ -28,7 +28,7 @@ from mlx_eval.engine.sharing import ModelSharing, find_sharing
 from mlx_eval.engine.speculation import Speculation
 from mlx_eval.engine.steps import RowBatch, Token
 from mlx_eval.engine.stops import Decode, Thinking
-from mlx_eval.engine.together import Decoding, find_decoding
+from mlx_eval.engine.together import Decoding
 from mlx_eval.errors import OutOfMemoryError
 from mlx_eval.models.head import RowHead
 from mlx_eval.models.loaded import num_positions
@@ -48,7 +48,7 @@ class Decoder:
         sharing: ModelSharing | None = None,
         *,
         speculate: int | None = 0,
-        decoding: Decoding | None = None,
+        find_decoding: Callable[[], Decoding] | None = None,
         counts: DecodeCounts | None = None,
     ) -> None:
         """Prepare an mlx-lm model for decoding.
@@ -58,13 +58,13 @@ class Decoder:
             sharing: what it allows, from an earlier self-test; None: it is tested when needed.
             speculate: the most tokens that are drafted of a greedy row from its own text; 0: none; None: as many
                 as pay.
-            decoding: whether its rows may be decoded together, from an earlier self-test; None: it is tested when
-                needed.
+            find_decoding: tells whether its rows may be decoded together, asked when there are several; None: the
+                self-test does.
             counts: grow as the decoder works; None: counts of its own.
         """
         self._model = model
         self._given_sharing = sharing
-        self._given_decoding = decoding
+        self._find_decoding = find_decoding or (lambda: together.find_decoding(model, self.sharing))
         self._speculation = None if speculate == 0 else Speculation(speculate)
         self.counts = DecodeCounts() if counts is None else counts
         """Of all runs."""
@@ -128,9 +128,9 @@ class Decoder:
         return find_sharing(self._model, RowHead(self._model, config.LOGITS_BYTES))
 
     @functools.cached_property
-    def _decoding(self) -> Decoding:
+    def decoding(self) -> Decoding:
         """Whether rows of unequal length are continued rightly side by side."""
-        found = self._given_decoding or find_decoding(self._model, self.sharing)
+        found = self._find_decoding()
         if not found.together:
             logger.warning(
                 "this model's rows cannot be decoded in batches: prompts are continued one at a time"
@@ -143,7 +143,7 @@ class Decoder:
         """Yield each new token with its row and whether that is alone, until every row has a finish reason."""
         max_rows = config.DECODE_ROWS if batch_size is None else batch_size
         left = list(rows)
-        while len(left) > 1 and max_rows > 1 and self._decoding.together:
+        while len(left) > 1 and max_rows > 1 and self.decoding.together:
             left = [row for row in left if not row.finish_reason and self._has_past(row)]
             try:
                 for row, token in self._together(left, max_rows):
@@ -176,7 +176,7 @@ class Decoder:
         )
         caches = RowCaches(self.sharing.caches(self._model))
         batch = RowBatch(self._model, caches, num_positions(self._model))
-        speculation = self._speculation if self._decoding.drafts else None
+        speculation = self._speculation if self.decoding.drafts else None
         drafted, accepted = (speculation.drafted, speculation.accepted) if speculation else (0, 0)
         going = _Going(arrivals, caches, batch, speculation)
         splits = self.sharing.way.splits_attention

@@ -357,7 +357,7 @@ class MLXEvalLM:
                 self.loaded.model,
                 sharing,
                 speculate=self._speculate,
-                decoding=decoding_of(self.loaded, sharing),
+                find_decoding=lambda: decoding_of(self.loaded, sharing),
                 counts=self.statistics.decoding,
             )
         return self._decoder
@@ -393,6 +393,8 @@ class MLXEvalLM:
         limit = prompt_tokens + sum(request.max_tokens for request in distinct)
         with self.statistics.timed("self_test"):
             decoder = self._ready_decoder()
+            if len(distinct) > 1 and self._most_rows != 1:
+                _ = decoder.decoding
         with (
             self.statistics.timed("generate"),
             TokenProgress("generate_until", limit, disable_tqdm) as progress,

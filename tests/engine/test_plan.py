@@ -532,7 +532,7 @@ def test_what_prompts_stand_behind_is_held_until_they_were_read(
         plan = plan_prompts(prompts, limits)
     held: set[Any] = set()
     for index, batch in enumerate(plan.batches):
-        needed = {row.parent.batch for row in batch.rows if row.parent is not None}
+        needed: set[Any] = {row.parent.batch for row in batch.rows if row.parent is not None}
         needed |= {batch.prefix} - {None}
         assert needed <= held
         if batch.is_parent:

@@ -56,7 +56,7 @@ class Walk:
         self.num_joined = 0
 
     def tokens(self, size: int) -> list[float]:
-        return self.rng.integers(1, 900, size).astype(float).tolist()
+        return [float(token) for token in self.rng.integers(1, 900, size)]
 
     def join(self, count: int) -> None:
         prefix, before = self.prefixes[self.rng.integers(len(self.prefixes))]

@@ -12,6 +12,7 @@ from mlx_eval_kernels import LogProb, logprob
 from mlx_eval.engine import steps
 from mlx_eval.engine.prefill import read_alone
 from mlx_eval.engine.row_caches import PlainCaches, ReadRows
+from mlx_eval.engine.sampling import Sampler, draw
 from mlx_eval.engine.steps import RowBatch, RowStart, Token
 from mlx_eval.records import Sampling
 from tests.engine.decoders import (

@@ -82,7 +82,7 @@ TABLE: tuple[tuple[str, dict[str, Any], str | None], ...] = (
     ("n<|script0|>", {**HOT, "until": ["o"], "top_k": 3}, None),
     ("nn<|script1|>", {**HOT, "top_p": 0.5, "until": ["\n"]}, None),
     ("nnn<|script4|>", {"temperature": 8, "min_p": 0.02, "max_gen_toks": 5}, None),
-    ("nnn<|script2|>", {**HOT, "repetition_penalty": 1.5}, None),
+    ("mno<|script2|>", {**HOT, "repetition_penalty": 1.5}, None),
     ("nnn<|script4|>", {"repetition_penalty": 1.5}, "x" * 40),
     ("nnn<|script0|>", {"do_sample": False, "temperature": 1, "num_beams": 1, "until": ["w"]}, "hello "),
 )  # fmt: skip

@@ -86,8 +86,10 @@ def test_one_documents_score_does_not_change_with_its_batch() -> None:
 def test_a_stop_ends_the_computation() -> None:
     """There: 64 of 64 tokens are generated after a stop at the first."""
     lm = scripted("." + "a" * 63)
+    lm._ready_decoder()  # the head is looked for once
+    del lm.loaded.model.calls[:]
     assert lm.generate_until([request("<|script0|>", {"until": ["."], "max_gen_toks": 64})]) == [""]
-    assert len(lm.loaded.model.calls) <= 3
+    assert len(lm.loaded.model.calls) <= 2
     assert lm.statistics.decoding.generated_tokens == 1
 
 

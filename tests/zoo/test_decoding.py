@@ -58,7 +58,7 @@ def test_rows_side_by_side_are_those_of_one_sequence_alone(
             on_generation=found.__setitem__,
         )
         if mx.default_device() == mx.Device(mx.cpu):
-            assert [decoder._decoding.together, decoder._decoding.drafts] == DECODING[name]
+            assert [decoder.decoding.together, decoder.decoding.drafts] == DECODING[name]
         for index, request in enumerate(asked):
             ids, margin = oracle_generate(model, request.prompt_ids, request.max_tokens, [END])
             wanted = spelled([token for token in ids if token != END])  # no part of the text
