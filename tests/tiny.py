@@ -311,7 +311,9 @@ class ScriptedModel(nn.Module):
             is_mark = mx.logical_and(is_mark, mask[:, 0] if mask.ndim == 4 else mask)  # [B, T, L]
         marks = mx.broadcast_to(mx.where(is_mark, places, -1), (*inputs.shape, seen.shape[-1]))
         last = mx.max(marks, axis=-1)  # [B, T]
-        found = mx.take_along_axis(mx.broadcast_to(seen, marks.shape), mx.argmax(marks, axis=-1)[..., None], -1)
+        found = mx.take_along_axis(
+            mx.broadcast_to(seen, marks.shape), mx.argmax(marks, axis=-1)[..., None], -1
+        )
         script = found[..., 0] - FIRST_SCRIPT
         step = mx.minimum(now - last, self._table.shape[1] - 1)
         chosen = self._table[mx.clip(script, 0, NUM_SCRIPTS - 1), step]  # [B, T]

@@ -163,7 +163,7 @@ def test_the_clock_takes_the_last_first_token_for_the_border() -> None:
 
 def test_prompts_that_are_continued_one_at_a_time_are_timed_by_the_last() -> None:
     bench = Bench(job(batch_sizes=(3,), prompt_lengths=(5,), repeat=1))
-    bench._decoder.__dict__["_decoding"] = ALONE  # a cached property
+    bench._decoder.__dict__["decoding"] = ALONE  # a cached property
     prefill, decode, _ = bench.measurements()
     assert (prefill.tokens, decode.tokens) == (15, 3)
     assert (prefill.rows_together, decode.rows_together) == (1, 1)

@@ -119,7 +119,13 @@ def answers(
         calls[index] += 1
         found[index] = generation
 
-    decoder = Decoder(model, allows[0], speculate=speculate, decoding=allows[1], counts=counts)
+    decoder = Decoder(
+        model,
+        allows[0],
+        speculate=speculate,
+        find_decoding=None if allows[1] is None else (lambda: allows[1]),
+        counts=counts,
+    )
     decoder.run(
         requests,
         batch_size=batch_size,

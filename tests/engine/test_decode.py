@@ -765,7 +765,7 @@ def test_nan_is_one_clear_error_and_finished_answers_are_not_lost(
         ModelError,
         match=r"NaN or infinite logits after a prompt of 2 tokens and 5 of its answer.*--dtype float32",
     ):
-        Decoder(model, SCRIPTED, decoding=TOGETHER).run(
+        Decoder(model, SCRIPTED, find_decoding=lambda: TOGETHER).run(
             requests,
             batch_size=batch_size,
             decode=decode(),
