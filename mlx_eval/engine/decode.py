@@ -258,16 +258,16 @@ class _Going:
                 self._rows[row.index] = row
                 if self._speculation and row.is_plain:
                     self._speculation.start(row.index, row.ids)
-        self.peak_rows = max(self.peak_rows, len(self._rows))
         return bool(self._rows)
 
     def advance(self) -> Iterator[tuple[AnswerRow, Token]]:
         """Compute a step and yield the tokens of the one before it; of a step with drafts, its own."""
         speculation = self._speculation
-        if speculation is None or not speculation.wants(len(self._batch)):
-            num_rows = len(self._batch)
+        num_rows = len(self._batch)
+        self.peak_rows = max(self.peak_rows, num_rows)
+        if speculation is None or not num_rows or not speculation.wants(num_rows):
             yield from self._deliver(self._batch.step())
-            if speculation:
+            if speculation and num_rows:
                 speculation.stepped(num_rows, self._seconds())
             return
         if known := self._batch.catch_up():

@@ -145,7 +145,7 @@ class RowBatch:
         """Drafts by row, cut where the row's limit comes before, or a position that the model has not; none empty."""
         room = None
         if self._num_positions is not None:
-            room = self._num_positions - self._caches.longest - 1
+            room = max(0, self._num_positions - self._caches.longest - 1)
         cut = {
             row.number: drafts[row.number][: min(row.num_left - 1, row.num_left if room is None else room)]
             for row in self._places

@@ -334,9 +334,6 @@ def test_no_more_rows_go_together_than_asked_for() -> None:
     assert max(rows for rows, _ in model.calls) == 6
 
 
-@pytest.mark.xfail(
-    strict=True, reason="rows whose last token is on its way count beside those that took their place"
-)
 def test_the_most_rows_are_counted_as_they_are_in_a_step() -> None:
     model = ScriptedModel("abcd")
     counts = DecodeCounts()

@@ -247,12 +247,7 @@ def test_a_row_with_one_token_left_has_no_drafts() -> None:
         1,
         5,
         6,
-        pytest.param(
-            7,
-            marks=pytest.mark.xfail(
-                strict=True, reason="room of -1 is taken for all drafts but their last token"
-            ),
-        ),
+        7,
     ],
 )
 def test_no_draft_goes_beyond_the_positions_that_a_model_has(length: int) -> None:
