@@ -25,7 +25,7 @@ from mlx_eval.engine.budget import is_out_of_memory
 from mlx_eval.engine.counts import DecodeCounts
 from mlx_eval.engine.decode import Decoder
 from mlx_eval.engine.kernel_check import check_kernels
-from mlx_eval.engine.known import model_identity, remember_source, sharing_of
+from mlx_eval.engine.known import decoding_of, model_identity, remember_source, sharing_of
 from mlx_eval.engine.score import Scorer
 from mlx_eval.engine.sharing import describe
 from mlx_eval.errors import InvalidOptionError, OutOfMemoryError, OutputError
@@ -134,7 +134,8 @@ class Bench:
         _check_room(job, loaded, self._ids.size)
         head = RowHead(loaded.model, config.LOGITS_BYTES)
         self._scorer = Scorer(loaded.model, head, sharing_of(loaded, head))
-        self._decoder = Decoder(loaded.model, self._scorer.sharing)
+        sharing = self._scorer.sharing
+        self._decoder = Decoder(loaded.model, sharing, find_decoding=lambda: decoding_of(loaded, sharing))
         fingerprint = loaded.fingerprint()
         remember_source(job.model, job.loading, model_identity(loaded, fingerprint))
         self.weight_bytes = loaded.num_bytes

@@ -12,7 +12,8 @@ class DecodeCounts:
     prompt_tokens: int = 0
     """Tokens of all prompts."""
     unique_tokens: int = 0
-    """The same where each common beginning counts once: no plan can compute fewer."""
+    """The same where each common beginning counts once among the prompts that are planned together, those whose limits
+    are of one power of two; of rows that are begun again, once more."""
     prefill_tokens: int = 0
     """Tokens of prompts that were computed, padding aside; those of rows that were begun again count again."""
     prefill_padding: int = 0
@@ -22,7 +23,7 @@ class DecodeCounts:
     generated_tokens: int = 0
     """Tokens of answers."""
     discarded_tokens: int = 0
-    """Tokens that were computed behind the end of an answer."""
+    """Tokens that were computed behind the end of an answer, or for rows that were put back."""
     peak_rows: int = 0
     """The most rows in a step."""
     restarted_rows: int = 0

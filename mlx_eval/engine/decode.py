@@ -66,6 +66,7 @@ class Decoder:
         self._given_sharing = sharing
         self._find_decoding = find_decoding or (lambda: together.find_decoding(model, self.sharing))
         self._speculation = None if speculate == 0 else Speculation(speculate)
+        self._num_going = 0  # the most rows in a step of the last batch
         self.counts = DecodeCounts() if counts is None else counts
         """Of all runs."""
 
@@ -156,7 +157,7 @@ class Decoder:
                     break
             left = [row for row in left if not row.finish_reason]
             if left:
-                max_rows //= 2
+                max_rows = min(max_rows, self._num_going) // 2
                 self.counts.restarted_rows += sum(bool(row.answer_ids) for row in left)
                 logger.warning("memory ran out: going on with at most %d rows", max_rows)
                 mx.clear_cache()
@@ -178,6 +179,8 @@ class Decoder:
         batch = RowBatch(self._model, caches, num_positions(self._model))
         speculation = self._speculation if self.decoding.drafts else None
         drafted, accepted = (speculation.drafted, speculation.accepted) if speculation else (0, 0)
+        if speculation:
+            speculation.pause()
         going = _Going(arrivals, caches, batch, speculation)
         splits = self.sharing.way.splits_attention
         try:
@@ -186,6 +189,7 @@ class Decoder:
                     yield from going.advance()
         finally:
             self._count(arrivals, batch)
+            self._num_going = max(going.peak_rows, 1)
             self.counts.peak_rows = max(self.counts.peak_rows, going.peak_rows)
             if speculation:
                 self.counts.drafted_tokens += speculation.drafted - drafted
@@ -253,7 +257,8 @@ class _Going:
         while not self._is_short and (taken := self._arrivals.take(self._caches)):
             rows, read = taken
             self._batch.join([row.start() for row in rows], read)
-            self._seconds()  # what it took to read prompts is no step's
+            if self._speculation:
+                self._speculation.pause()
             for row in rows:
                 self._rows[row.index] = row
                 if self._speculation and row.is_plain:
@@ -273,6 +278,7 @@ class _Going:
         if known := self._batch.catch_up():
             yield from self._deliver(known)
             self._seconds()
+            speculation.pause()
         num_rows = len(self._batch)
         drafts = self._batch.fitting(speculation.drafts(num_rows)) if num_rows else {}
         if drafts:
@@ -309,7 +315,8 @@ class _Going:
     def _put_back(self) -> None:
         """Let the half of the rows go that have the shortest answers."""
         self._is_short = True
-        rows = sorted(self._rows.values(), key=lambda row: len(row.answer_ids))[: len(self._rows) // 2]
+        rows = sorted(self._rows.values(), key=lambda row: len(row.answer_ids))
+        rows = rows[: (len(rows) + 1) // 2]  # so many that buffers shrink
         for row in rows:
             del self._rows[row.index]
             if self._speculation:

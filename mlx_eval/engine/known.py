@@ -65,12 +65,11 @@ def decoding_of(loaded: LoadedModel, sharing: ModelSharing) -> Decoding:
     identity = model_identity(loaded, loaded.fingerprint())
     name, key = f"decoding-{identity}.json", f"{_key(identity)} {sharing.way}"
     stored = read_cached(name, key)
-    try:
-        return Decoding(**stored)  # type: ignore[arg-type]  # a file may hold anything
-    except TypeError:
-        found = find_decoding(loaded.model, sharing)
-        write_cached(name, key, asdict(found))
-        return found
+    if isinstance(stored, dict) and stored.keys() == {"together", "drafts"}:
+        return Decoding(bool(stored["together"]), bool(stored["drafts"]))
+    found = find_decoding(loaded.model, sharing)
+    write_cached(name, key, asdict(found))
+    return found
 
 
 def known_sharing(identity: str) -> ModelSharing | None:

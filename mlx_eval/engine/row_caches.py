@@ -86,9 +86,8 @@ class RowCaches:
 
     @property
     def num_slots(self) -> int:
-        """The most slots that a row has in use."""
-        filled = self.table.filled(None)
-        return int(filled.max()) if filled.size else 0
+        """Slots that a row has in the widest buffer."""
+        return max((leaf.num_slots for leaf in self._slots), default=0)
 
     @property
     def nbytes(self) -> int:
@@ -130,7 +129,12 @@ class RowCaches:
 
     def leave(self, places: Iterable[int]) -> None:
         """Let rows go; their places are holes until others take them."""
-        self._holes |= set(places)
+        left = set(places)
+        if left:
+            self._holes |= left
+            self.table.empty_places(sorted(left))
+            for leaf in self._slots:
+                leaf.trim()
 
     def compact(self) -> Int32Array | None:
         """Close the holes, moving as few rows as can be.

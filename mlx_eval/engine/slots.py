@@ -117,6 +117,11 @@ class Table:
             grown[list(places)] = lengths
             setattr(self, name, grown)
 
+    def empty_places(self, places: Sequence[int]) -> None:
+        """Note that rows have left: no slot of theirs is in use."""
+        at = list(places)
+        self.lengths[at] = self.joined[at] = self.shared()[at]
+
     def keep(self, order: Int32Array) -> None:
         """Go on with the rows that were at the places [B]; the runs say already where they end."""
         self.lengths, self.joined = self.lengths[order], self.joined[order]
@@ -320,6 +325,21 @@ class SlotCache:
                 mx.contiguous(self.keys[:num_rows]),
                 mx.contiguous(self.values[:num_rows]),
             )
+
+    def trim(self) -> None:
+        """Give back the memory of slots that no row has in use, once they are half of all."""
+        if self.keys is None:
+            return
+        filled = self.table.filled(self.window)
+        slots = _rounded(int(filled.max(initial=0)) + 1)
+        if slots * 2 <= self.keys.shape[2]:
+            self.keys = mx.contiguous(self.keys[:, :, :slots])
+            self.values = mx.contiguous(self.values[:, :, :slots])
+
+    @property
+    def num_slots(self) -> int:
+        """C, the slots of a place."""
+        return 0 if self.keys is None else int(self.keys.shape[2])
 
     def is_trimmable(self) -> bool:
         """Rows are never shortened from outside."""

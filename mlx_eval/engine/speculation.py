@@ -142,6 +142,10 @@ class Speculation:
         """Forget a row, if it is there."""
         self._rows.pop(row, None)
 
+    def pause(self) -> None:
+        """Hear that the next `stepped` tells no step's time: none was on its way, or prompts were read beside it."""
+        self._has_all = True
+
     def wants(self, num_rows: int) -> bool:
         """Whether drafts would probably pay now, asked while a step may be on its way.
 

@@ -140,7 +140,7 @@ def _penalty(given: Any) -> float:
 
 
 def request_seed(seed: int, prompt: str, repeat: int) -> int:
-    """The seed of the n-th time that a prompt is sampled with the same options: two requests share no noise."""
+    """The seed of the n-th time that a prompt is sampled with the same options: other prompts have other noise."""
     digest = hashlib.blake2b(
         f"{seed}:{repeat}:{prompt}".encode(errors="surrogatepass"), digest_size=8
     ).digest()

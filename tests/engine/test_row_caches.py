@@ -266,7 +266,7 @@ def test_a_prefix_counts_once_however_many_stand_behind_it() -> None:
     assert caches.prefix_bytes() == caches.prefix_bytes(prefix) == size
     assert caches.prefix_bytes(stem(50)) == size * 3 // 2
     assert caches.nbytes == size + caches.objects[0].nbytes
-    assert caches.num_slots == 3
+    assert caches.num_slots == 64  # of a buffer
 
 
 def peak_of(caches: RowCaches, action: Any) -> int:
@@ -403,3 +403,17 @@ def test_a_row_alone_has_the_caches_that_it_was_read_into() -> None:
     assert (caches.num_rows, caches.objects, caches.nbytes) == (0, [], 0)
     with pytest.raises(ValueError, match="one at a time"):
         caches.join(ReadRows(np.ones(2, np.int32), None, layers))
+
+
+def test_buffers_are_as_wide_as_the_rows_that_are_left_need() -> None:
+    caches = RowCaches(factory(KVCache()))
+    keys = mx.zeros((1, 1, 1000, 4))
+    caches.join(ReadRows(np.array([1000], np.int32), None, [(keys, keys)]))
+    short = mx.zeros((3, 1, 10, 4))
+    caches.join(ReadRows(np.full(3, 10, np.int32), None, [(short, short)]))
+    assert caches.num_slots == 1024
+    caches.leave([0])
+    assert caches.num_slots == 64
+    assert caches.compact() is not None
+    caches.join(ReadRows(np.full(3, 10, np.int32), None, [(short, short)]))
+    assert caches.nbytes == 2 * 6 * 64 * 4 * 4
