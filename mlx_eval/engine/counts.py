@@ -12,8 +12,8 @@ class DecodeCounts:
     prompt_tokens: int = 0
     """Tokens of all prompts."""
     unique_tokens: int = 0
-    """The same where each common beginning counts once among the prompts that are planned together, those whose limits
-    are of one power of two; of rows that are begun again, once more."""
+    """The same where each common beginning counts once among the prompts that are planned together: those whose
+    limits are of one power of two; of rows that are begun again, once more."""
     prefill_tokens: int = 0
     """Tokens of prompts that were computed, padding aside; those of rows that were begun again count again."""
     prefill_padding: int = 0
