@@ -94,7 +94,10 @@ def _examine_model(source: str, loading: Mapping[str, Any]) -> tuple[list[tuple[
         ("sharing", describe(sharing.way)),
         *(("sharing off", finding) for finding in sharing.findings),
         ("decoding", "rows together" if decoding.together else "one row at a time: rows side by side differ"),
-        ("drafts", "possible (--speculate)" if decoding.drafts else "none: rows cannot forget what they have read"),
+        (
+            "drafts",
+            "possible (--speculate)" if decoding.drafts else "none: rows cannot forget what they have read",
+        ),
         ("fingerprint", loaded.fingerprint()),
         *(("differs", text) for text in known_differences(loaded.config)),
     ]

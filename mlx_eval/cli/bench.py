@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  python -m mlx_eval bench demo
+  python -m mlx_eval bench demo --prompt_lengths 64,256
   python -m mlx_eval bench ./SmolLM2-135M-Instruct --batch_sizes 1,8 --prompt_lengths 256 --json speed.json
   python -m mlx_eval bench ./SmolLM2-135M-Instruct --quantize 4 --plot speed.png
 """
