@@ -86,8 +86,8 @@ class RowCaches:
 
     @property
     def num_slots(self) -> int:
-        """Slots that a row has in the widest buffer."""
-        return max((leaf.num_slots for leaf in self._slots), default=0)
+        """The most slots that a row has in use; buffers have at most twice as many, and `slots.GROWTH`."""
+        return int(self.table.filled(None).max(initial=0))
 
     @property
     def nbytes(self) -> int:

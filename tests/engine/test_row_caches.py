@@ -266,7 +266,7 @@ def test_a_prefix_counts_once_however_many_stand_behind_it() -> None:
     assert caches.prefix_bytes() == caches.prefix_bytes(prefix) == size
     assert caches.prefix_bytes(stem(50)) == size * 3 // 2
     assert caches.nbytes == size + caches.objects[0].nbytes
-    assert caches.num_slots == 64  # of a buffer
+    assert caches.num_slots == 3
 
 
 def peak_of(caches: RowCaches, action: Any) -> int:
@@ -411,9 +411,10 @@ def test_buffers_are_as_wide_as_the_rows_that_are_left_need() -> None:
     caches.join(ReadRows(np.array([1000], np.int32), None, [(keys, keys)]))
     short = mx.zeros((3, 1, 10, 4))
     caches.join(ReadRows(np.full(3, 10, np.int32), None, [(short, short)]))
-    assert caches.num_slots == 1024
+    (leaf,) = caches.objects
+    assert leaf.num_slots == 1024
     caches.leave([0])
-    assert caches.num_slots == 64
+    assert leaf.num_slots == 64
     assert caches.compact() is not None
     caches.join(ReadRows(np.full(3, 10, np.int32), None, [(short, short)]))
     assert caches.nbytes == 2 * 6 * 64 * 4 * 4
