@@ -20,7 +20,7 @@ from mlx import nn
 
 from mlx_eval import config
 from mlx_eval.engine import kv
-from mlx_eval.engine.batches import Batch, RowKey, ScoringPlan
+from mlx_eval.engine.batches import Batch, Row, RowKey, ScoringPlan
 from mlx_eval.engine.branch import BranchCache, behind
 from mlx_eval.engine.held import Held
 from mlx_eval.engine.row_caches import ReadRows
@@ -98,6 +98,9 @@ class Prefill:
             run_tokens: see `find_stems`.
         """
         self._model = model
+        self._factory = factory
+        self._max_rows = max_rows
+        self._run_tokens = run_tokens
         self._on_batch = on_batch
         self._plan = plan
         self._held = Held(factory)
@@ -108,7 +111,7 @@ class Prefill:
             for batch in plan.batches
             for row in batch.rows
             for _ in row.answers
-            if (stem := self._stem_of(batch)) is not None
+            if (stem := self._stem_of(batch)) is not None and not self._is_stem(batch, row)
         )
 
     def __iter__(self) -> Iterator[ReadPrompts]:
@@ -116,13 +119,31 @@ class Prefill:
         for index, batch in enumerate(self._plan.batches):
             before = self._held.prefix_of(batch)
             state = self._read(index, batch)
-            ends = [(answer.request, place) for place, row in enumerate(batch.rows) for answer in row.answers]
-            if ends:
-                numbers, places = zip(*ends, strict=True)
-                yield ReadPrompts(numbers, self._read_rows(batch, state, before, np.array(places, np.int32)))
+            ends: list[tuple[int, int]] = []
+            for place, row in enumerate(batch.rows):
+                numbers = [answer.request for answer in row.answers]
+                if self._is_stem(batch, row):
+                    stem = self._factory.prefix(state, place, before)
+                    for begin in range(0, len(numbers), self._max_rows):
+                        some = tuple(numbers[begin : begin + self._max_rows])
+                        places = np.full(len(some), place, np.int32)
+                        yield ReadPrompts(some, self._read_rows(state, before, places, stem))
+                else:
+                    ends += [(number, place) for number in numbers]
+            for begin in range(0, len(ends), self._max_rows):
+                yield self._behind_prefix(batch, state, before, ends[begin : begin + self._max_rows])
 
     def _stem_of(self, batch: Batch) -> RowKey | None:
         return None if batch.prefix is None else self._stems.get(batch.prefix)
+
+    def _is_stem(self, batch: Batch, row: Row) -> bool:
+        """Whether so many prompts end in a row, equal but for their last token, that it is stored once for them."""
+        if not self._factory.splits_attention:
+            return False
+        key = self._stem_of(batch)
+        shared = 0 if key is None else self._plan.batches[key.batch].rows[key.row].end
+        num_rows = min(len(row.answers), self._max_rows)
+        return num_rows > 1 and num_rows * (row.end - shared) - row.end >= self._run_tokens
 
     def _read(self, index: int, batch: Batch) -> kv.State:
         """Have the model read a batch."""
@@ -143,16 +164,23 @@ class Prefill:
                 self._stem_prefixes[key] = self._held.prefix(key)
         return state
 
-    def _read_rows(
-        self, batch: Batch, state: kv.State, before: kv.Prefix | None, places: Int32Array
-    ) -> ReadRows:
-        """What the model remembers of the prompts that end in the rows `places` [k], which may repeat."""
+    def _behind_prefix(
+        self, batch: Batch, state: kv.State, before: kv.Prefix | None, ends: Sequence[tuple[int, int]]
+    ) -> ReadPrompts:
+        """Prompts that end in rows of a batch, as (number, row), behind the batch's own stem."""
         key = self._stem_of(batch)
         stem = None if key is None else self._stem_prefixes[key]
         if key is not None:
-            self._rows_left[key] -= places.size
+            self._rows_left[key] -= len(ends)
             if not self._rows_left[key]:
                 del self._stem_prefixes[key]
+        numbers, places = zip(*ends, strict=True)
+        return ReadPrompts(numbers, self._read_rows(state, before, np.array(places, np.int32), stem))
+
+    def _read_rows(
+        self, state: kv.State, before: kv.Prefix | None, places: Int32Array, stem: kv.Prefix | None
+    ) -> ReadRows:
+        """What the model remembers of the prompts that end in the rows `places` [k], which may repeat."""
         slots = _Slots(state, places, 0 if stem is None else stem.length)
         prefixes = kv.leaves(before.caches) if before is not None else []
         layers: list[Any] = []
@@ -182,13 +210,15 @@ class _Slots:
     def own(
         self, cache: BranchCache, prefix: tuple[mx.array, mx.array] | None
     ) -> tuple[mx.array, mx.array] | None:
-        """Keys and values [k, H, S, D] of one layer, from each row's first slot on; None: the layer keeps none."""
+        """Keys and values [k, H, S, D] of one layer, from each row's first slot on; None: there are none."""
         if cache.keys is None:
             return None
         if cache.window is None:
             first = np.full_like(self.lengths, self._shared)
         else:
             first = np.maximum(self.lengths - cache.window, 0)
+        if (first == self.lengths).all():
+            return None
         lowest = min(int(first.min()), self._prefix_len)
         index = self._index(first, lowest, cache.keys.shape[2])
         made = []

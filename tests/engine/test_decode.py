@@ -19,10 +19,12 @@ from mlx_eval.engine import budget
 from mlx_eval.engine.batches import Limits
 from mlx_eval.engine.counts import DecodeCounts
 from mlx_eval.engine.decode import Decoder
+from mlx_eval.engine.sharing import find_sharing
 from mlx_eval.engine.stops import Thinking
 from mlx_eval.engine.together import ALONE
 from mlx_eval.errors import ModelError, OutOfMemoryError
 from mlx_eval.harness.encoding import Encoder
+from mlx_eval.models.head import RowHead
 from mlx_eval.records import Generation, GenerationRequest, Sampling
 from tests.engine import decoders
 from tests.engine.decoders import (
@@ -949,3 +951,21 @@ def test_caches_that_are_none_of_ours_are_used_as_they_are() -> None:
         on_generation=found.__setitem__,
     )
     assert [found[index].text for index in range(3)] == ["abc", "xy", "a"]
+
+
+def test_a_prompt_that_is_sampled_many_times_is_stored_once() -> None:
+    model = tiny_model("llama", 120, 3, max_position_embeddings=1024)
+    sharing = find_sharing(model, RowHead(model, config.LOGITS_BYTES))
+    prompt = tuple(np.random.default_rng(0).integers(8, 120, 900).tolist())
+    requests = [
+        GenerationRequest(prompt, 4, sampling=Sampling(temperature=1.0, seed=seed)) for seed in range(64)
+    ]
+    counts = DecodeCounts()
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    found = decoders.answers(model, requests, 64, allows=(sharing, TOGETHER), counts=counts)
+    copies = 64 * 900 * sharing.cache.token_bytes
+    assert mx.get_peak_memory() - before < copies / 4
+    assert (counts.prefill_tokens, counts.peak_rows) == (899 + 64, 64)
+    assert found[:2] == decoders.answers(model, requests[:2], 1, allows=(sharing, TOGETHER))
