@@ -15,6 +15,9 @@ SPECULATE: Final = "off"
 """Whether answers are drafted from the text before them. Drafts change the shapes that a model computes, and with
 them its rounding: off, a run gives the same texts each time."""
 
+LONGEST_DRAFT: Final = 16
+"""Tokens of a draft at most: a step computes the logits of one more for each row."""
+
 RUN_TOKENS: Final = 1024
 """What a further run of rows costs in a decoding step, in tokens of KV read: a prefix that saves fewer is copied."""
 

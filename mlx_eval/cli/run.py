@@ -91,8 +91,9 @@ def add_parser(subparsers: Subparsers) -> None:
     engine.add_argument(
         "--speculate",
         metavar="off|auto|N",
-        help=f"draft greedy answers from the text before them, N tokens or as many as pay, and verify them: the same "
-        f"texts but for ties that rounding decides (default: {config.SPECULATE})",
+        help="draft greedy answers from the text before them, N tokens "
+        f"(1 to {config.LONGEST_DRAFT}) or as many as pay, and verify them: the same texts but for ties that rounding "
+        f"decides (default: {config.SPECULATE})",
     )
     engine.add_argument(
         "--dry_run",

@@ -21,9 +21,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from mlx_eval import config
 from mlx_eval.engine.lookup import LONGEST, Lookup
 
-MOST: Final = 16
+MOST: Final = config.LONGEST_DRAFT
 """Tokens of the longest draft that is chosen by itself."""
 
 MARGIN: Final = 1.1

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from mlx import nn
 
+from mlx_eval import config
 from mlx_eval.engine.stops import Thinking
 from mlx_eval.errors import InvalidOptionError, ModelError
 from mlx_eval.harness.encoding import hf_tokenizer
@@ -75,12 +76,14 @@ def draft_length(value: Any) -> int | None:
         return 0
     if str(value).lower() == "auto":
         return None
+    advice = f"speculate={value!r}: give off, auto or the most tokens to draft, 1 to {config.LONGEST_DRAFT}"
     try:
-        return whole_number("speculate", value, 1)
+        most = whole_number("speculate", value, 1)
     except InvalidOptionError:
-        raise InvalidOptionError(
-            f"speculate={value!r}: give off, auto or the most tokens to draft, 1 or more"
-        ) from None
+        raise InvalidOptionError(advice) from None
+    if most > config.LONGEST_DRAFT:
+        raise InvalidOptionError(advice)
+    return most
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
