@@ -92,8 +92,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--speculate",
         metavar="off|auto|N",
         help="draft greedy answers from the text before them, N tokens "
-        f"(1 to {config.LONGEST_DRAFT}) or as many as pay, and verify them: the same texts but for ties that rounding "
-        f"decides (default: {config.SPECULATE})",
+        f"(1 to {config.LONGEST_DRAFT}) or as many as pay, and verify them: the same texts but for ties that "
+        f"rounding decides (default: {config.SPECULATE})",
     )
     engine.add_argument(
         "--dry_run",

@@ -58,8 +58,7 @@ class Decoder:
             sharing: what it allows, from an earlier self-test; None: it is tested when needed.
             speculate: the most tokens that are drafted of a greedy row from its own text; 0: none; None: as many
                 as pay.
-            find_decoding: tells whether its rows may be decoded together, asked when there are several; None: the
-                self-test does.
+            find_decoding: tells whether its rows may be decoded together; None: the self-test does.
             counts: grow as the decoder works; None: counts of its own.
         """
         self._model = model
@@ -144,7 +143,7 @@ class Decoder:
         """Yield each new token with its row and whether that is alone, until every row has a finish reason."""
         max_rows = config.DECODE_ROWS if batch_size is None else batch_size
         left = list(rows)
-        while len(left) > 1 and max_rows > 1 and self.decoding.together:
+        while left and max_rows and self.decoding.together:
             left = [row for row in left if not row.finish_reason and self._has_past(row)]
             try:
                 for row, token in self._together(left, max_rows):

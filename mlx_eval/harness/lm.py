@@ -393,8 +393,7 @@ class MLXEvalLM:
         limit = prompt_tokens + sum(request.max_tokens for request in distinct)
         with self.statistics.timed("self_test"):
             decoder = self._ready_decoder()
-            if len(distinct) > 1 and self._most_rows != 1:
-                _ = decoder.decoding
+            _ = decoder.decoding  # tested now rather than while the clock of generation runs
         with (
             self.statistics.timed("generate"),
             TokenProgress("generate_until", limit, disable_tqdm) as progress,

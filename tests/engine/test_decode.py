@@ -263,10 +263,8 @@ def test_at_most_one_token_a_row_is_computed_after_a_stop(stop: tuple[str, ...],
     found = answers(model, [scripted(0, stop=stop, prompt=b"xy")] * 2, batch_size, counts=counts)
     assert [answer.num_tokens for answer in found] == [3, 3]
     assert counts.discarded_tokens == 2
-    if batch_size == 2:
-        assert model.calls == [(1, 2)] + [(2, 1)] * 4  # the prompt is read once for both
-    else:
-        assert model.calls == ([(1, 2)] + [(1, 1)] * 4) * 2
+    # the prompt is read once for both
+    assert model.calls == [(1, 2)] + ([(2, 1)] * 4 if batch_size == 2 else [(1, 1)] * 8)
 
 
 def test_nothing_is_computed_after_a_limit() -> None:
@@ -885,7 +883,7 @@ def test_half_precision_logits_are_compared_in_float32() -> None:
 # ---------------------------------------------------------------- models that cannot be batched
 
 
-def test_what_a_model_allows_is_asked_when_it_is_needed() -> None:
+def test_what_a_model_allows_is_asked_once_and_before_anything_is_computed() -> None:
     model = tiny_model("llama", VOCAB, seed=3)
     calls: Counter[int] = Counter()
 
@@ -909,11 +907,13 @@ def test_what_a_model_allows_is_asked_when_it_is_needed() -> None:
         )
         return [found[0].text, found[1].text]
 
+    assert not calls
     alone = run(1)
-    assert calls == {1: 8}
-    assert run(2) == alone
     assert set(calls) > {1, 2}
     assert decoder.sharing == allowed()[0]
+    calls.clear()
+    assert run(2) == alone
+    assert sum(calls.values()) == 1 + 3  # one for both prompts, and their steps
 
 
 def test_a_model_that_cannot_be_decoded_in_batches_says_so_and_answers(
@@ -975,3 +975,14 @@ def test_a_prompt_that_is_sampled_many_times_is_stored_once() -> None:
     assert many - few < 4 * 900 * allows[0].cache.token_bytes
     assert (counts.prefill_tokens, counts.peak_rows) == (2 * 899 + 4 + 64, 64)
     assert found[:2] == decoders.answers(model, requests[:2], 1, allows=allows)
+
+
+def test_a_row_at_a_time_shares_prompts_and_drafts() -> None:
+    model = ScriptedModel("abcabc" * 8)
+    requests = [scripted(0, 48, prompt=bytes([*b"shared stem " * 4, place])) for place in range(65, 69)]
+    counts = DecodeCounts()
+    found = answers(model, requests, 1, speculate=4, counts=counts)
+    assert {answer.text for answer in found} == {"abcabc" * 8}
+    assert counts.prefill_tokens == counts.unique_tokens < counts.prompt_tokens / 2
+    assert counts.peak_rows == 1
+    assert counts.steps < counts.generated_tokens / 2

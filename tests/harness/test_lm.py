@@ -146,6 +146,7 @@ def test_cache_hook_is_told_before_the_run_ends() -> None:
     model = Interrupted("abc")
     lm: Any = MLXEvalLM(loaded(model, script_tokenizer(), SCRIPT_EOS, 1000), batch_size=1)
     lm.loglikelihood([request("x", "y")])  # the head is looked for once
+    assert lm._ready_decoder().decoding.together
     lm.cache_hook = hook = Hook()
     model.limit = len(model.calls) + 4
     with pytest.raises(KeyboardInterrupt):
