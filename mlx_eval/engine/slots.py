@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -57,6 +57,19 @@ class Run:
         return 0 if self.prefix is None else self.prefix.length
 
 
+class Writes(NamedTuple):
+    """Where the tokens of a step go, the same in all layers that keep as much."""
+
+    filled: Int32Array
+    """[B] slots in use before the step."""
+    num_slots: int
+    """The most in use after it."""
+    slots: mx.array
+    """[B, 1, T, 1]"""
+    first: int | None
+    """The first of them, where it is the same for all rows."""
+
+
 class Table:
     """Where the rows stand, the same in every layer."""
 
@@ -75,6 +88,7 @@ class Table:
         """[B] position of each row's first new token."""
         self._masks: list[tuple[mx.array, int | None]] = []
         self._own_masks: dict[tuple[int, int | None, int | None], mx.array | None] = {}
+        self._writes: dict[int | None, Writes] = {}
 
     @property
     def num_rows(self) -> int:
@@ -103,6 +117,20 @@ class Table:
         self.offset = mx.array(self.lengths)
         self._masks = []
         self._own_masks = {}
+        self._writes = {}
+
+    def writes(self, window: int | None) -> Writes:
+        """Where the step's tokens go, in a layer that keeps `window` tokens; None: all."""
+        if window not in self._writes:
+            filled = self.filled(window)
+            steps = np.arange(self.num_new, dtype=np.int32)[:, None]
+            self._writes[window] = Writes(
+                filled,
+                num_slots=int(filled.max()) + self.num_new,
+                slots=mx.array(filled[:, None, None, None] + steps),
+                first=int(filled[0]) if (filled == filled[0]).all() else None,
+            )
+        return self._writes[window]
 
     def advance(self, num_read: Int32Array | int) -> None:
         """Count what the rows have read: [B] or the same for all."""
@@ -240,15 +268,16 @@ class SlotCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> KeysAndValues:
         """Write keys and values [B, H, T, D] behind those of each row; returns all rows' slots in use."""
-        table = self.table
-        filled = table.filled(self.window)
-        self._grow(keys, values, table.num_rows, int(filled.max()) + table.num_new)
-        slots = mx.array(filled[:, None, None, None] + np.arange(table.num_new, dtype=np.int32)[:, None])
-        num_rows = table.num_rows
-        self.keys = _written(self.keys, keys, slots, num_rows)
-        self.values = _written(self.values, values, slots, num_rows)
-        self._read_step = table.step
-        return self.state
+        num_rows, writes = self.table.num_rows, self.table.writes(self.window)
+        self._grow(keys, values, num_rows, writes.num_slots)
+        if writes.first is None:
+            self.keys = _written(self.keys, keys, writes.slots)
+            self.values = _written(self.values, values, writes.slots)
+        else:
+            self.keys[:num_rows, :, writes.first : writes.num_slots] = keys
+            self.values[:num_rows, :, writes.first : writes.num_slots] = values
+        self._read_step = self.table.step
+        return self.keys[:num_rows, :, : writes.num_slots], self.values[:num_rows, :, : writes.num_slots]
 
     def keys_and_values(self) -> tuple[Any, Any]:
         """What the last update returned."""
@@ -256,7 +285,7 @@ class SlotCache:
 
     def of_run(self, run: Run) -> KeysAndValues:
         """Keys and values [n, H, S, D] of a run's rows, the step's included."""
-        filled = self.table.filled(self.window)[run.begin : run.end]
+        filled = self.table.writes(self.window).filled[run.begin : run.end]
         num_slots = int(filled.max()) + self.table.num_new
         return (
             self.keys[run.begin : run.end, :, :num_slots],
@@ -365,10 +394,10 @@ class SlotCache:
             self.keys, self.values = mx.pad(self.keys, padding), mx.pad(self.values, padding)
 
 
-def _written(buffer: mx.array, new: mx.array, slots: mx.array, num_rows: int) -> mx.array:
+def _written(buffer: mx.array, new: mx.array, slots: mx.array) -> mx.array:
     """`buffer` [R, H, C, D] with `new` [B, H, T, D] in the slots [B, 1, T, 1] of its first rows."""
     index = mx.broadcast_to(slots, new.shape)
-    unused = buffer.shape[0] - num_rows
+    unused = buffer.shape[0] - new.shape[0]
     if unused:  # put_along_axis wants an index for each row; whoever joins there clears the place
         index = mx.concatenate([index, mx.zeros((unused, *index.shape[1:]), index.dtype)])
         new = mx.concatenate([new, mx.zeros((unused, *new.shape[1:]), new.dtype)])
